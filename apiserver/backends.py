@@ -165,7 +165,7 @@ def follow_kv(
     """
 
     def events(life: Life) -> KvEvents:
-        return KvEvents(kv, deployments[life.pool].scheduler.block_size, twin.tokens)
+        return KvEvents(kv, deployments[life.pool].scheduler.block_size, twin.tokens, twin.salt)
 
     def topic(place: int) -> str:
         return _topic(settings, kv, place, twin.about.model)

@@ -37,7 +37,6 @@ from tokentwin.apiserver.messages import (
     read_answer,
 )
 from tokentwin.apiserver.openai_api.refusal import Refusal
-from tokentwin.realengine.logit_rules import Logprob
 
 _LAST_WORDS_S = 0.1
 _ASK_S = 5.0
@@ -86,12 +85,6 @@ class EngineClient:
         asked.id = self._id()
         answer = self._answers[asked.id] = Answer(self, asked.id)
         self._send(asked)
-        return answer
-
-    def written(self, tokens: list[int], logprobs: list[Logprob] | None, finish: str) -> Answer:
-        """Return an answer with these tokens, which other requests of the engine have made."""
-        answer = Answer(self, 0)  # the engine knows no request 0
-        answer.take(Output(0, tokens, logprobs, finish), monotonic_ns())
         return answer
 
     def replica(self, place: int | None) -> int | None:
@@ -183,6 +176,7 @@ class EngineClient:
                     self.served.set()
                 case Drain():
                     self.drains = True
+            await asyncio.sleep(0)  # reading a message that is there already lets nothing else run
 
     async def _watch(self) -> None:
         """Watch the connection; when the engine process has ended, end every open answer with an error."""

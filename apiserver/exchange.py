@@ -73,7 +73,8 @@ class Exchange:
         if (output := self._output(id)) is not None:
             output.tokens += tokens
             if logprobs is not None:
-                output.logprobs = (output.logprobs or []) + logprobs
+                output.logprobs = output.logprobs or []
+                output.logprobs += logprobs
 
     def give_prompt(self, id: int, cached: int, logprobs: list[PromptLogprob] | None = None) -> None:
         """Add what is known of the prompt of request `id` to its first output; `flush` sends it."""

@@ -73,6 +73,7 @@ class Add(Message):
         open_ended: True if the client gave no `max_tokens`, which is then the rest of the model's context
         answer: tokens with which a twin answers, one more than `max_tokens` if they are cut; empty for filler words
         adapter: LoRA adapter that answers; empty for the base model
+        cache_salt: text that requests must share to share KV; empty for none
         operation: OpenTelemetry's name of the operation; `answer_id` is the name of the answer
         traceparent: the client's span, from the header of this name; `tracestate` is the vendors' part of it
     """
@@ -106,6 +107,7 @@ class Add(Message):
     answer: list[int] = []
     prompt_logprobs: int | None = None
     open_ended: bool = False
+    cache_salt: str = ""
 
 
 GRAMMAR_FAILED = "the grammar of the answer gave up; simplify the schema or the expression"
@@ -246,7 +248,8 @@ class Output(msgspec.Struct, array_like=True):
     def add(self, more: Output) -> None:
         """Append the next output of the same request."""
         self.tokens += more.tokens
-        self.logprobs = None if self.logprobs is None else self.logprobs + (more.logprobs or [])
+        if self.logprobs is not None:
+            self.logprobs += more.logprobs or []
         self.finish, self.reason, self.status = more.finish, more.reason, more.status
         self.pooled = self.pooled or more.pooled
         self.cached = self.cached or more.cached

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
 
 from tokentwin.apiserver.messages import Add
 from tokentwin.serving.workload import WorkloadRequest
@@ -25,9 +26,9 @@ class PromptSegments:
         self._block_size = block_size
         self._prefixes = SharedPrefixes(block_size)
 
-    def segments(self, id: int, tokens: Sequence[int]) -> Path:
-        """Return the segments of the prompt of request `id`; prompts share segments for equal leading blocks."""
-        return self._prefixes.prompt(id, self._keys(tokens), len(tokens))
+    def segments(self, id: int, tokens: Sequence[int], salt: str = "") -> Path:
+        """Return the segments of the prompt of request `id`; those with one salt share the equal leading blocks."""
+        return self._prefixes.prompt(id, self._keys(tokens, salt), len(tokens))
 
     def request(
         self, id: int, at_ns: int, asked: Add, length: int | None = None, slo_class: str = ""
@@ -36,7 +37,7 @@ class PromptSegments:
         return WorkloadRequest(
             id,
             at_ns,
-            self.segments(id, asked.prompt),
+            self.segments(id, asked.prompt, asked.cache_salt),
             asked.max_tokens if length is None else length,
             asked.priority,
             asked.tenant,
@@ -52,14 +53,15 @@ class PromptSegments:
     def answered(self, answer: Answer) -> None:
         """Note that `answer` is complete."""
         tokens, arrived = [*answer.asked.prompt, *answer.tokens], answer.arrived
-        self._prefixes.answered(arrived.id, arrived.prompt, self._keys(tokens), len(tokens))
+        self._prefixes.answered(arrived.id, arrived.prompt, self._keys(tokens, answer.asked.cache_salt), len(tokens))
 
-    def _keys(self, tokens: Sequence[int]) -> list[int]:
-        """Return, for every whole block, a hash of all tokens up to its end.
+    def _keys(self, tokens: Sequence[int], salt: str) -> list[int]:
+        """Return, for every whole block, a hash of the salt and all tokens up to its end.
 
         It is the same on every machine, because Python's hash of a tuple of integers is.
         """
-        size, key, keys = self._block_size, 0, []
+        size, keys = self._block_size, []
+        key = int.from_bytes(blake2b(salt.encode(), digest_size=7).digest()) if salt else 0
         for begin in range(0, len(tokens) - size + 1, size):
             key = hash((key, *tokens[begin : begin + size]))
             keys.append(key)

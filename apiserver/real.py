@@ -55,7 +55,7 @@ def serve_engine(
         served = _adapters(engine, adapters)
         events = None if kv_events is None else _followed(engine, kv_events, begun_again)
         with suppress(UserError):
-            engine.grammars  # noqa: B018 - made now, because it takes a second in which nothing else can run
+            engine.grammars  # noqa: B018 - begun now, because reading the tokenizer takes a second
         engine.watch_speed()
         requests = Requests(engine, events, inbox, pipe.send, origin_ns)
         requests.serve(_about(engine, name, served))
@@ -67,7 +67,10 @@ def _followed(engine: Engine, settings: KvEventSettings, begun_again: bool) -> K
     def tokens(request: Request, begin: int, end: int) -> list[int]:
         return engine.sequences[request.id].tokens[begin:end]
 
-    events = KvEvents(settings, engine.deployment.scheduler.block_size, tokens)
+    def salt(request: Request) -> str:
+        return engine.sequences[request.id].salt
+
+    events = KvEvents(settings, engine.deployment.scheduler.block_size, tokens, salt)
     observe(engine.scheduler.pool, events, settings)
     if begun_again:
         events.cleared()
@@ -222,6 +225,7 @@ class Requests:
             on_token=take,
             logprobs=asked.logprobs,
             rules=asked.rules,
+            salt=asked.cache_salt,
         )
         self._recorder.arrived(request, arrived.arrival_ns, came_ns, self._now())
         if request.status is Status.REJECTED:

@@ -11,6 +11,7 @@ from tokentwin.apiserver.kv_cache_events.block_hash import DEFAULT_SEED, Algorit
 from tokentwin.planning.request import Request, TimedBy
 from tokentwin.serving.deployments.fleet import LinksConfig
 from tokentwin.serving.errors import UserError
+from tokentwin.serving.host_name import check_host_name
 from tokentwin.traces.distributions import Lengths
 
 _OF_A_TWIN = (
@@ -137,13 +138,6 @@ class ServeSettings(Request):
     enable_sleep_mode: bool = Field(
         False, description="let clients send the server to sleep, and wake it up, at vLLM's paths /sleep and /wake_up"
     )
-    stored_responses: int = Field(
-        0,
-        ge=0,
-        le=1_000_000,
-        description="number of the last answers of /v1/responses to store, for previous_response_id; 64 MB at most. By "
-        "default none, as in vLLM",
-    )
     tool_call_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral", "qwen3_coder"] = Field(
         "auto",
         description="format in which the model writes tool calls, by vLLM's name; auto: as its chat template shows; "
@@ -180,14 +174,13 @@ class ServeSettings(Request):
 
     @model_validator(mode="after")
     def _goes_together(self) -> ServeSettings:
+        for name in self.hosts:
+            check_host_name("allowed_hosts", name)
         if (self.tls_cert is None) != (self.tls_key is None):
             missing = "tls_key" if self.tls_key is None else "tls_cert"
             raise UserError(missing, None, "is missing; give both tls_cert and tls_key")
         if self.twin and self.gpu is None and self.calibration is None:
             raise UserError("gpu", None, "is missing; name the GPU to simulate, or give a calibration")
-        if self.stored_responses and self.api_workers > 1:
-            remedy = "works only with one of api_workers, whose answers others do not have; leave one of them out"
-            raise UserError("stored_responses", self.stored_responses, remedy)
         if self.twin and self.tool_call_parser not in ("auto", "none"):
             remedy = "works only on the real engine, because a twin chooses no calls; leave it out"
             raise UserError("tool_call_parser", self.tool_call_parser, remedy)

@@ -49,6 +49,7 @@ class StructuredFiller:
         self._words: Ids = np.array(plain, dtype=np.int64)
         characters = {text: token for token, text in enumerate(spelled) if re.fullmatch("[!-~]", text)}
         self._characters = sorted(characters.items())
+        self._compiled: tuple[str, Any] = "", None  # the last grammar, because `n` answers follow one
 
     def write(self, grammar: str, seed: int, least: int, most: int) -> list[int]:
         """Return the answer: `least` or more tokens, if the grammar allows, and `most` + 1 tokens if it goes on.
@@ -58,7 +59,9 @@ class StructuredFiller:
         4,096 tokens.
         """
         chance = Random(seed)
-        matcher = library().LLMatcher(self._tokens, grammar, log_level=0)
+        if grammar != self._compiled[0]:
+            self._compiled = grammar, library().LLMatcher(self._tokens, grammar, log_level=0)
+        matcher = self._compiled[1].deep_copy()
         answer: list[int] = []
         words, patience = 0, chance.randint(1, 3)
         while len(answer) <= most and not matcher.is_stopped():

@@ -205,6 +205,10 @@ class Twin:
         begun, ended = max(begin - len(prompt), 0), max(end - len(prompt), 0)
         return [*prompt[begin:end], *(self._token(answer, at) for at in range(begun, ended))]
 
+    def salt(self, request: Request) -> str:
+        """Return the salt of a request that has not ended."""
+        return self._open[request.id].asked.cache_salt
+
     def _token(self, answer: _Answer, at: int) -> int:
         if answer.asked.answer:
             return answer.asked.answer[at]

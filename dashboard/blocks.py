@@ -28,8 +28,7 @@ from tokentwin.serving.metrics import defined_in
 
 # What screen readers read, and nobody sees.
 _UNSEEN = "position:absolute;width:1px;height:1px;margin:0;overflow:hidden;clip-path:inset(50%);white-space:nowrap"
-ZOOM = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
-BARE = {"displayModeBar": False}
+_BARE = {"displayModeBar": False}  # Plotly's toolbar would cover legends
 
 _LONGEST = 60  # letters of a text that a column shows in full
 _LETTER_PX, _MARGIN_PX = 7, 20  # about the width of a letter in a table, and of a cell's margins
@@ -99,7 +98,7 @@ def heading(
     if small:
         place.markdown(f"**{text}**", help=help, width="content")
     else:
-        place.subheader(text, anchor=False, help=help, width="content")
+        place.header(text, anchor=False, help=help, width="content")
     if trust is not None and marked:
         badge(trust, place)
 
@@ -112,7 +111,6 @@ def figure(
     help: str | None = None,
     place: Any = None,
     small: bool = False,
-    menu: dict[str, Any] = ZOOM,
     marked: bool = False,
     **events: Any,
 ) -> Any:
@@ -126,7 +124,7 @@ def figure(
         heading(text, trust, help, place or st, small, marked)
         with st.container(gap=None):
             st.html(f'<p style="{_UNSEEN}">{escape(in_words(plot))}</p>')
-            return st.plotly_chart(plot, key=key, config=menu, **events)
+            return st.plotly_chart(plot, key=key, config=_BARE, **events)
 
 
 def table(table: Table, **how: Any) -> None:
@@ -203,7 +201,7 @@ def facts(figures: Iterable[Fact], width: int | Literal["content"] = "content") 
 
 
 def code(text: str) -> None:
-    st.code(text, language="shell", wrap_lines=True)
+    st.code(text, language=None, wrap_lines=True)  # coloured code is too faint
 
 
 def settings(values: Any) -> None:

@@ -123,7 +123,7 @@ def _names_of_engine(where: str, engine: Deployment) -> Iterator[tuple[str, str,
 
 def keep_deployment(runs: Path, text: str) -> str:
     """Keep the deployment, and return its digest. Raises UserError as `read_text` does."""
-    return keep_document(runs, _KEPT, read_text(text).model_dump(mode="json", exclude_unset=True))
+    return keep_document(runs, _KEPT, read_text(text).as_stated())
 
 
 def kept_deployment(runs: Path, digest: str) -> dict[str, Any] | None:

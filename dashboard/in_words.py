@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from base64 import b64decode
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
 from tokentwin.serving.answers.figures import shown_number
@@ -30,14 +32,23 @@ def in_words(figure: go.Figure) -> str:
 def _series(figure: go.Figure) -> Iterator[str]:
     for trace in figure.data:
         if trace.type == "heatmap":
-            values = [value for row in trace.z for value in row if _is_number(value)]
+            values = [value for row in _values(trace.z) for value in row if _is_number(value)]
             yield f"Map of {_title(figure, trace, 'y')} against {_title(figure, trace, 'x')}: {_span(values)}."
         elif trace.type in ("scatter", "bar") and getattr(trace, "mode", "") != "none" and _drawn(trace):
             lying = trace.type == "bar" and trace.orientation == "h"
-            across, values = (list(axis) for axis in ((trace.y, trace.x) if lying else (trace.x, trace.y)))
+            across, values = map(_values, (trace.y, trace.x) if lying else (trace.x, trace.y))
             pairs = [(at, value) for at, value in zip(across, values, strict=False) if _is_number(value)]
             if pairs:
                 yield _about(figure, trace, pairs, "yx" if lying else "xy")
+
+
+def _values(axis: Any) -> list[Any]:
+    """Return the values of an axis; in a figure that was copied or cached, Plotly has arrays as bytes in base 64."""
+    if not isinstance(axis, Mapping):
+        return list(axis)
+    values = np.frombuffer(b64decode(axis["bdata"]), axis["dtype"])
+    shaped: list[Any] = values.reshape([int(size) for size in axis.get("shape", "-1").split(",")]).tolist()
+    return shaped
 
 
 def _drawn(trace: Any) -> bool:

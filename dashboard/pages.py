@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import streamlit as st
 from streamlit.navigation.page import StreamlitPage
@@ -27,9 +28,9 @@ PAGES = {  # title and icon of each page by the name of its folder
     "frontier": ("Frontier", "scatter_plot"),
 }
 _TOP = ("plan", "policy_lab", "run", "live", "sweeps", "trust")  # pages in the bar
-_UNLISTED = ("frontier", "glossary")  # the Plan page leads to one; the other is in tooltips, and opens by its link
+_UNLISTED = ("frontier", "glossary")  # they open by their links
 _LEAD_ON = {"plan", "frontier", "policy_lab", "run", "claims", "your_server", "trust"}  # pages that link to other pages
-_OF_NO_RUNS = {"live", "step", "glossary"}
+_OF_NO_RUNS = {"frontier", "live", "step", "glossary"}
 _OF_OWN_POLICIES = {"plan", "policy_lab", "sweeps"}
 
 
@@ -48,9 +49,12 @@ def pages(runs: Path, own_policies: bool = False) -> dict[str, list[StreamlitPag
         how = {"url_path": name.replace("_", "-")} | how
         return st.Page(lambda: import_page(name).show(*given), title=title, icon=f":material/{icon}:", **how)
 
-    # Streamlit serves the first page only at `/`. A hidden copy serves it at its name, as other pages are served.
-    unlisted = [page(name, visibility="hidden") for name in ("plan", *_UNLISTED)]
-    top = [page("plan", url_path="", default=True), *map(page, _TOP[1:]), *unlisted]
+    # Streamlit serves the first page only at `/`. A copy serves it at its name, as other pages are served. The bar has
+    # the one that is open, because it could not mark the other.
+    at_its_name = urlsplit(st.context.url or "").path.rstrip("/").endswith("/plan")
+    plan = [page("plan", url_path="", default=True, visibility="hidden" if at_its_name else "visible")]
+    plan.append(page("plan", visibility="visible" if at_its_name else "hidden"))
+    top = [*plan[:: -1 if at_its_name else 1], *map(page, _TOP[1:]), *(page(n, visibility="hidden") for n in _UNLISTED)]
     evidence = [page(name) for name in PAGES if name not in (*_TOP, *_UNLISTED)]
     ways |= {page.title: page for page in reversed([*top, *evidence])}
     return {"": top, "Evidence": evidence}

@@ -86,7 +86,7 @@ def phase_colours(colour: str) -> dict[str, str]:
 
 
 def finish(figure: go.Figure, height: int, legend: bool = True) -> go.Figure:
-    """Apply the layout of all figures: margins, and a legend above the plot, on the left (the menu is on the right)."""
+    """Apply the layout of all figures: margins, and and a legend above the plot."""
     figure.update_layout(
         height=height,
         margin={"l": 8, "r": 8, "t": 36 if legend else 28, "b": 8},

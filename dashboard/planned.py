@@ -15,15 +15,14 @@ from typing import Any, NamedTuple
 import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
-from tokentwin.dashboard.blocks import mistake
 from tokentwin.dashboard.bundled import bundled_answer
 from tokentwin.dashboard.plan_page.inputs import plan_request
-from tokentwin.dashboard.plan_page.tasks import FLEET, PLAN
+from tokentwin.dashboard.plan_page.tasks import COARSE, FLEET, PLAN
 from tokentwin.dashboard.plan_page.words import EXAMPLE, LOOKED_AT, fleet_name, model_name, traffic_name
 from tokentwin.dashboard.shown import literal, verbatim
 from tokentwin.dashboard.url import keep, named
 from tokentwin.planning.jobs.files import read_json, write_json
-from tokentwin.planning.jobs.job import Job, finished
+from tokentwin.planning.jobs.job import Job, started
 from tokentwin.planning.plan.document import PlanDocument
 from tokentwin.planning.plan.frontier import Fleet
 from tokentwin.planning.plan.objectives import parse_objectives
@@ -38,11 +37,15 @@ TO_COMPARE = "planned_to_compare"  # key of `st.session_state`: the plan whose p
 
 
 class Planned(NamedTuple):
-    """A plan with an answer: the name of its job, its settings, and the answer."""
+    """A plan with an answer: the name of its job, its settings, and the answer.
+
+    If it is not `complete`, the fleet is final, and curves, energy and mixed fleets around it are still to come.
+    """
 
     name: str
     settings: Mapping[str, Any]
     answer: PlanDocument
+    complete: bool = True
 
     @property
     def model(self) -> str:
@@ -66,21 +69,6 @@ class Planned(NamedTuple):
         return Job(runs / "jobs", FLEET, settings)
 
 
-def plans(runs: Path) -> dict[str, Planned]:
-    """Return the answered plans by the name of their job, the newest first, then the bundled plan.
-
-    A damaged plan shows an error in one line.
-    """
-    by_id: dict[str, Planned] = {}
-    for job in finished(runs / "jobs", PLAN):
-        try:
-            by_id[job.id] = Planned(job.id, job.settings, PlanDocument.read(job.result))
-        except UserError:
-            mistake(UserError("plan", f"jobs/{job.id}/result.json", "is damaged; delete the file and plan again"))
-    by_id[EXAMPLE] = _bundled()
-    return by_id
-
-
 @cache
 def _bundled() -> Planned:
     settings = plan_request().as_json()
@@ -92,10 +80,15 @@ def _kept(runs: Path, name: str) -> Planned | None:
     request = read_json(runs / "jobs" / name / "request.json") if _NAME.fullmatch(name) else None
     settings = request.get("settings") if isinstance(request, dict) else None
     job = Job(runs / "jobs", PLAN, settings) if isinstance(settings, dict) else None
-    if job is None or job.id != name or (answer := job.result) is None:
-        return None
+    return None if job is None or job.id != name else plan_of(job)
+
+
+def plan_of(job: Job) -> Planned | None:
+    """Return the plan of a job, as far as it was simulated; None before its fleet is final, or if it is damaged."""
+    whole, early = job.result, job.document(COARSE)
+    answer = early.get("answer") if whole is None and isinstance(early, dict) else whole
     with suppress(UserError):
-        return Planned(name, job.settings, PlanDocument.read(answer))
+        return None if answer is None else Planned(job.id, job.settings, PlanDocument.read(answer), whole is not None)
     return None
 
 
@@ -175,8 +168,8 @@ def alike(runs: Path, settings: Mapping[str, Any], but: Collection[str]) -> Plan
     def kept(all_settings: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in all_settings.items() if name not in but}
 
-    for job in finished(runs / "jobs", PLAN):
-        if kept(job.settings) == kept(settings) and (plan := _kept(runs, job.id)) is not None:
+    for job in started(runs / "jobs", PLAN):
+        if kept(job.settings) == kept(settings) and (plan := plan_of(job)) is not None:
             return plan
     bundled = _bundled()
     return bundled if kept(bundled.settings) == kept(settings) else None
@@ -196,11 +189,9 @@ def strip(runs: Path, plan: Planned | None, ways: Ways, here: str) -> None:
 
 def _back(runs: Path, plan: Planned, ways: Ways) -> None:
     """Draw links to the plan and to all of its fleets."""
-    if (inputs := link_to(runs, plan.name)) is not None:
-        st.page_link(ways["Plan"], label="Back to the plan", icon=":material/dns:", query_params=inputs)
-    if "Frontier" in ways:  # which leads on to the Plan page, if its inputs are known
-        query = {"plan": plan.name}
-        st.page_link(ways["Frontier"], label="All its fleets", icon=":material/scatter_plot:", query_params=query)
+    for label, icon, view in (("Back to the plan", "dns", ""), ("All its fleets", "scatter_plot", FLEETS)):
+        if (inputs := link_to(runs, plan.name, view)) is not None:
+            st.page_link(ways["Plan"], label=label, icon=f":material/{icon}:", query_params=inputs)
 
 
 def go_on(runs: Path, plan: Planned, ways: Ways, here: str) -> None:
@@ -208,7 +199,7 @@ def go_on(runs: Path, plan: Planned, ways: Ways, here: str) -> None:
     best, query = plan.answer.recommendation, {"plan": plan.name}
     if best is None:
         return
-    if here not in ("Plan", "Frontier") and "Plan" in ways:
+    if here != "Plan" and "Plan" in ways:
         _back(runs, plan, ways)
     lab = ways.get("Policy lab") if here != "Policy lab" else None
     if lab and st.button("Compare policies on this plan", icon=":material/compare_arrows:", type="tertiary"):

@@ -50,7 +50,6 @@ class Sheet(Protocol):
         help: str | None = None,
         *,
         small: bool = False,
-        menu: dict[str, Any] = ...,
     ) -> Any: ...
 
     def table(self, table: Table, **how: Any) -> None: ...

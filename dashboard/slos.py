@@ -38,7 +38,7 @@ def bounds_of(slos: Collection[str]) -> Bounds:
     bounds: dict[str, dict[float, str]] = {}
     for objective in parse_objectives(tuple(slos)).slos if slos else ():
         for name, bound in objective.bounds:
-            label = "SLO" if objective.attainment else f"SLO p{100 * float(objective.share):g}"
+            label = "SLO" if objective.attainment else f"SLO {objective.statistic}"
             label += f" {objective.slo_class}" if objective.slo_class else ""
             bounds.setdefault(name, {}).setdefault(bound, label)
     return bounds

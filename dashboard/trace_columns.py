@@ -1,6 +1,7 @@
 """The columns of an uploaded CSV file or JSON lines, if the reader does not know their names: the user says them.
 
-Only the beginning of the file is read here, as text. The requests themselves are read elsewhere (`tokentwin.dashboard.uploads`).
+Only the beginning of the file is read here, as text. The requests themselves are read elsewhere
+(`tokentwin.dashboard.uploads`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tokentwin.dashboard.shown import verbatim
 from tokentwin.dashboard.url import fresh_key
 from tokentwin.serving.errors import UserError
 from tokentwin.traces.formats.columns import usual_field
+from tokentwin.traces.formats.rows import delimiter
 from tokentwin.traces.formats.simple import FIELDS, SimpleCsvReader, SimpleJsonReader
 from tokentwin.traces.formats.trace_file import READERS
 
@@ -140,7 +142,7 @@ def first_rows(content: bytes) -> list[dict[str, Any]]:
         if isinstance(reader, SimpleCsvReader):
             lines = text.splitlines()
             whole = lines if len(head) < _HEAD else lines[:-1]
-            rows = csv.DictReader(whole[: 1 + ROWS], skipinitialspace=True)
+            rows = csv.DictReader(whole[: 1 + ROWS], skipinitialspace=True, delimiter=delimiter(whole[0]))
             rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]  # as the reader of the whole file does
             return [row for row in rows if None not in row][:ROWS]
     except (csv.Error, IndexError):

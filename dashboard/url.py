@@ -257,7 +257,7 @@ def choose_many(
     if unknown and key not in st.session_state:
         _refused(label, _line(unknown), "it is left out")
     known = dict.fromkeys([*options, *wanted])
-    chosen: list[str] = st.multiselect(label, known, wanted, show, key, help, accept_new_options=more)
+    chosen: list[str] = st.multiselect(label, known, wanted, show, key, help, accept_new_options=more, select_all=False)
     keep(parameter, _line(chosen), _line(otherwise))
     return chosen
 

@@ -34,6 +34,11 @@ class Capacity(BaseModel, frozen=True):
     high: float
 
     @property
+    def is_too_short(self) -> bool:
+        """True if the run ended before it was certain that any request is served in steady operation."""
+        return self.low <= 0
+
+    @property
     def is_within_error(self) -> bool:
         """True if the arrival rate lies in the band, so that nobody can tell whether requests pile up."""
         return self.low <= self.arrival_rate <= self.high
@@ -41,8 +46,11 @@ class Capacity(BaseModel, frozen=True):
     @property
     def sentence(self) -> str:
         """What the rates mean for the run."""
-        arriving, served = shown_number(self.arrival_rate), shown_number(self.value)
-        rates = f"{arriving} requests/s arrive, and at most {served} can be served (90 % band {self.band})"
+        arriving, served = f"{shown_number(self.arrival_rate)} requests/s arrive", shown_number(self.value)
+        if self.is_too_short:
+            unknown = "how many can be served, or whether they pile up; simulate more requests"
+            return f"{arriving}, and the run is too short to tell {unknown}"
+        rates = f"{arriving}, and at most {served} can be served (90 % band {self.band})"
         if self.is_within_error:
             return f"{rates}: stable or not is within the error, and so is any latency that includes waiting"
         return f"{rates}: " + ("requests pile up" if self.arrival_rate > self.high else "requests do not pile up")

@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tokentwin.realengine.attention import ATTENTION
 from tokentwin.serving.data_file import parse_yaml
-from tokentwin.serving.deployments.config import Deployment, SchedulerConfig, load_deployment, parse
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig, load_deployment, over, parse
+from tokentwin.serving.deployments.model_catalogue import find_model
 from tokentwin.serving.errors import UserError
 from tokentwin.serving.user_code.plugins import check_name
+from tokentwin.serving.workload import Workload
 
 SCHEDULER_FLAGS = (
     "max_num_seqs", "max_num_active_seqs", "max_num_batched_tokens", "max_num_scheduled_tokens",
@@ -30,6 +33,9 @@ FLAGS = (
 )  # fmt: skip
 ENGINES = ("tokentwin", "vllm")  # engines that can make a real run
 _OF_THE_REAL_ENGINE = ("device", "threads", "attention")
+_ROUND = 1024  # the length of the longest request is rounded up to a multiple of this number of tokens
+_MEMORY, _BLOCKS = "deployment.gpu_memory_utilization", "deployment.scheduler.num_blocks"
+_NOT_BOTH = "cannot be combined with gpu_memory_utilization; give one of them"
 
 
 def read_deployment(
@@ -37,17 +43,12 @@ def read_deployment(
 ) -> Deployment:
     """Return the deployment in the file (else `otherwise`, else the default), with all given flags applied."""
     stated = stated_deployment(deployment_file) if deployment_file else None
-    data = completed(stated, otherwise or Deployment()).model_dump(exclude_unset=True)  # the rest may be chosen later
-    if flags.get("num_blocks") is not None:
-        if flags.get("gpu_memory_utilization") is not None:
-            remedy = "cannot be combined with gpu_memory_utilization; give one of them"
-            raise UserError("num_blocks", flags["num_blocks"], remedy)
-        data["gpu_memory_utilization"] = None
-    elif flags.get("gpu_memory_utilization") is not None:
-        data.get("scheduler", {}).pop("num_blocks", None)
-    data.update({name: flags[name] for name in FLAGS if flags.get(name) is not None})
-    scheduler = (*SCHEDULER_FLAGS, "async_scheduling")
-    data.setdefault("scheduler", {}).update({name: flags[name] for name in scheduler if flags.get(name) is not None})
+    flagged = {name: value for name, value in flags.items() if value is not None}
+    if flagged.keys() >= {"num_blocks", "gpu_memory_utilization"}:
+        raise UserError("num_blocks", flagged["num_blocks"], _NOT_BOTH)
+    changes = {name: flagged[name] for name in FLAGS if name in flagged}
+    scheduler = {name: flagged[name] for name in (*SCHEDULER_FLAGS, "async_scheduling") if name in flagged}
+    data = over(described(stated, otherwise or Deployment()).as_stated(), changes | {"scheduler": scheduler})
     deployment = parse(Deployment, data, where=deployment_file or "deployment")
     if deployment.attention != "auto":
         check_name("attention", deployment.attention, ATTENTION)
@@ -88,22 +89,24 @@ def refuse_engine_flags(flags: dict[str, Any]) -> None:
             raise UserError(name, flags[name], "works only on the real engine; leave it out with --gpu")
 
 
-def completed(stated: Deployment | None, otherwise: Deployment) -> Deployment:
-    """Return `stated`, or `otherwise` if it is None.
-
-    If `stated` names no model, it gets the model and the device of `otherwise`. If it states no number of KV blocks, it
-    gets the share of memory of `otherwise`.
-    """
-    if stated is None:
-        return otherwise
-    known, taken = stated.model_fields_set, dict[str, Any]()
-    if "model" not in known:
-        taken = {name: getattr(otherwise, name) for name in ("model", "device") if name not in known}
-    if not {"gpu_memory_utilization", "num_blocks"} & {*known, *stated.scheduler.model_fields_set}:
-        taken["gpu_memory_utilization"] = otherwise.gpu_memory_utilization
-    return stated.model_copy(update=taken) if taken else stated
+def described(stated: Deployment | None, base: Deployment) -> Deployment:
+    """Return `base` with all settings that are `stated`. Raises a UserError that names one that does not go with it."""
+    return base if stated is None else parse(Deployment, over(base.as_stated(), stated.as_stated()), where="deployment")
 
 
+def long_enough(deployment: Deployment, workload: Workload) -> Deployment:
+    """Return `deployment` with room for the longest request, rounded up to 1,024 tokens, if the model allows it."""
+    longest = max((request.prompt_len + request.output_limit for request in workload.requests), default=1)
+    fitting = min(-(-longest // _ROUND) * _ROUND, find_model(deployment.model).max_positions)
+    return deployment.rescheduled(max_model_len=fitting)
+
+
+def with_room(deployment: Deployment, workload: Workload) -> Deployment:
+    """Return `deployment` with room for the longest request, unless it states `max_model_len`."""
+    return deployment if deployment.scheduler.states("max_model_len") else long_enough(deployment, workload)
+
+
+@cache
 def served() -> Deployment:
     """Return the default deployment on a GPU."""
     return Deployment(model="Llama-3.1-8B", device="cuda", gpu_memory_utilization=0.9)
@@ -133,32 +136,25 @@ def named_values(option: str, pairs: Sequence[str], many: bool = False) -> dict[
 
 def with_settings(base: Deployment, settings: Mapping[str, Any]) -> Deployment:
     """Return `base` with all settings applied. Raises a UserError that names a setting that is wrong or set twice."""
-    data = base.model_dump(mode="json", exclude_unset=True)  # the engine's defaults fill in the other settings
-    whole, known = base.model_dump(mode="json"), dict[tuple[str, ...], str]()
+    paths = dict[str, str]()
     for path, value in settings.items():
         bare = path in SchedulerConfig.model_fields and path not in Deployment.model_fields
-        *way, last = ("scheduler", path) if bare else path.split(".")
-        if (other := known.setdefault((*way, last), path)) != path:
+        if (other := paths.setdefault(f"deployment.{'scheduler.' * bare}{path}", path)) != path:
             raise UserError(path, value, f"is set twice, also as {other}; leave one of them out")
-        node, known_there = data, whole
-        for name in way:
-            there = known_there.get(name) or {}
-            if not isinstance(there, dict):
-                raise UserError(path, value, f"cannot be set, because {name} is a single value")
-            node[name] = {} if node.get(name) is None else node[name]
-            node, known_there = node[name], there
-        node[last] = value
-    if ("scheduler", "num_blocks") in known:
-        if data.get("gpu_memory_utilization") is not None and ("gpu_memory_utilization",) in known:
-            path = known["scheduler", "num_blocks"]
-            remedy = "cannot be combined with gpu_memory_utilization; give one of them"
-            raise UserError(path, data["scheduler"]["num_blocks"], remedy)
-        data["gpu_memory_utilization"] = None  # the blocks are stated, so they do not follow from memory
+    changes = {whole: settings[path] for whole, path in paths.items()}
+    try:
+        data = overridden({"deployment": base.as_stated()}, changes)["deployment"]
+    except UserError as error:
+        raise UserError(paths[error.field], error.value, error.remedy) from None
     return parse(Deployment, data, where="deployment")
 
 
 def overridden(base: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of `base` with each value set at its path; missing mappings along the path are created."""
+    """Return a copy of `base` with each value set at its path; missing mappings along the path are created.
+
+    The deployment's KV blocks and its share of memory replace each other. Raises UserError for both, and for a wrong
+    path.
+    """
     config = deepcopy(base)
     for path, value in overrides.items():
         *way, last = path.split(".")
@@ -174,6 +170,12 @@ def overridden(base: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
             node[last] = deepcopy(value)
         else:
             raise UserError(path, node, "is a single value in base; make it a mapping there, or vary the whole of it")
+    if overrides.get(_MEMORY) is not None:
+        if overrides.get(_BLOCKS) is not None:
+            raise UserError(_BLOCKS, overrides[_BLOCKS], _NOT_BOTH)
+        found_at(config, "deployment.scheduler", {}).pop("num_blocks", None)
+    elif overrides.get(_BLOCKS) is not None:
+        config["deployment"]["gpu_memory_utilization"] = None
     return config
 
 

@@ -132,6 +132,11 @@ class PricedScenario:
         """Return the trust in the steps simulated so far, which is the trust in the least certain pool."""
         return least_certain(cost.trust() for cost in self.judged)
 
+    @property
+    def has_bands(self) -> bool:
+        """True if the ends of the interval can be simulated. A user's own process runs once, in the run itself."""
+        return not self.fleet.processes
+
     def ends(self) -> list[PricedScenario]:
         """Return this scenario at the fast and at the slow end of the 90 % interval of step times.
 

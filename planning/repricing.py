@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from tokentwin.calibration.steps.external_calibration import LEARNT_FILES
 from tokentwin.calibration.steps.step_cost import Calibration
-from tokentwin.planning.costs import Priced, calibration_in, priced
+from tokentwin.planning.costs import Priced, priced
+from tokentwin.planning.resolution import calibration_in
 from tokentwin.serving.deployments.config import Deployment
 from tokentwin.serving.deployments.gpu_spec import gpus
 from tokentwin.serving.errors import UserError

@@ -24,7 +24,7 @@ class Request(BaseModel):
 
 
 def _stated(deployment: Deployment | None) -> dict[str, Any] | None:
-    return None if deployment is None else deployment.model_dump(mode="json", exclude_unset=True)
+    return None if deployment is None else deployment.as_stated()
 
 
 # A deployment that keeps only the stated settings. The others are filled in later from another deployment.

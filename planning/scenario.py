@@ -1,7 +1,7 @@
 """A scenario: all inputs of one simulated run, so that equal scenarios give equal numbers.
 
-`tokentwin simulate` and the file of a sweep make scenarios. The JSON of a scenario, with defaults filled in, identifies
-a run of a sweep. A whole deployment states all defaults of its engines, on the GPUs of all its pools.
+`tokentwin simulate` and the file of a sweep make scenarios. The JSON of a scenario, with its deployment resolved,
+identifies a run of a sweep.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from tokentwin.planning.request import GridCarbon, Pue, Request, TimedBy
-from tokentwin.serving.deployments.config import Deployment, merged, parse, pool_deployment, with_stated_blocks
-from tokentwin.serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
+from tokentwin.planning.deployments import described, with_room
+from tokentwin.planning.made_up import NAME
+from tokentwin.planning.request import GridCarbon, Pue, Request, StatedDeployment, TimedBy
+from tokentwin.serving.deployments.config import Deployment, parse
 from tokentwin.serving.deployments.fleet import RouterConfig
-from tokentwin.serving.deployments.gpu_spec import GpuSpec, gpus
+from tokentwin.serving.deployments.gpu_spec import gpus
 from tokentwin.serving.metrics import check_slo
 from tokentwin.serving.scheduler import find_policy
 from tokentwin.serving.workload import Workload
@@ -47,8 +48,8 @@ class Scenario(Request):
     `workload` is a `TraceWorkload` if it names a `trace`, otherwise a specification for `tokentwin trace synth`.
     """
 
-    deployment: Annotated[Deployment, AfterValidator(with_stated_blocks)] = Field(
-        description="the deployment, as in a deployment's YAML file"
+    deployment: StatedDeployment | None = Field(
+        None, description="the deployment, as in a deployment's YAML file; by default the calibration's or a GPU's"
     )
     gpu: str | None = Field(None, description="GPU to simulate; step times come from measured times of its kernels")
     calibration: TimedBy = None
@@ -101,16 +102,25 @@ class Scenario(Request):
     def _one_way_to_say_it(self) -> Scenario:
         if self.gpu is None and self.calibration is None:
             raise ValueError("give gpu or calibration, to time the steps")
-        if self.deployment.fleet is not None and (self.replicas or self.router):
+        if self.deployment is not None and self.deployment.fleet is not None and (self.replicas or self.router):
             raise ValueError("leave replicas and router out, because the deployment's fleet states both")
         return self
 
-    def whole(self) -> tuple[Scenario, tuple[str, ...]]:
-        """Return this scenario with its engines' defaults stated, and a line for each engine's. Raises UserError."""
-        from tokentwin.planning.scenario import whole_deployment
+    def described(self) -> Deployment:
+        """Return the deployment as stated, with what the calibration supplies, and room for made-up traffic.
 
-        deployment, defaults = whole_deployment(self.deployment, self.calibration, self.gpu)
-        return self.model_copy(update={"deployment": deployment}), defaults
+        Raises UserError for settings that do not go together.
+        """
+        from tokentwin.planning.resolution import base_deployment
+        from tokentwin.traces.synth import parse_spec, synthesise
+
+        made = described(self.deployment, base_deployment(self.calibration, self.gpu))
+        return with_room(made, synthesise(parse_spec(self.room))) if self.room else made
+
+    @property
+    def room(self) -> dict[str, Any] | None:
+        """The workload, if it is made up, so that a deployment has room for its longest request; otherwise None."""
+        return self.workload if self.workload.get("name") == NAME else None
 
     @property
     def synthetic(self) -> SynthSpec | None:
@@ -124,10 +134,10 @@ class Scenario(Request):
         from tokentwin.planning.traffic import is_specification
         from tokentwin.traces.formats.trace_file import read_workload
         from tokentwin.traces.reshape import reshaped, spread_ticks
-        from tokentwin.traces.synth import parse_spec, read_spec, synthesise
+        from tokentwin.traces.synth import read_spec, synthesise
 
-        if "trace" not in self.workload:
-            return synthesise(parse_spec(self.workload, where="workload"))
+        if (spec := self.synthetic) is not None:
+            return synthesise(spec)
         source = TraceWorkload.model_validate(self.workload)
         specified = is_specification(source.trace)
         workload = synthesise(read_spec(source.trace)) if specified else read_workload(source.trace)
@@ -135,13 +145,16 @@ class Scenario(Request):
             workload = spread_ticks(workload)
         return reshaped(workload, limit=source.limit, rate_scale=source.rate_scale, warm_up_s=source.warm_up_s)
 
-    def priced(self) -> PricedScenario:
-        """Return the scenario ready to be simulated. Raises UserError if its settings do not go together."""
+    def priced(self, whole: Deployment | None = None) -> PricedScenario:
+        """Return the scenario ready to be simulated; `whole` is its deployment, if that was resolved before.
+
+        Raises UserError if settings do not go together.
+        """
         from tokentwin.planning.pooling import check_pooling
         from tokentwin.planning.priced_scenario import price_scenario, with_fleet
         from tokentwin.sim.router import find_router
 
-        deployment = with_fleet(self.deployment, self.replicas, self.router)
+        deployment = with_fleet(whole or self.described(), self.replicas, self.router)
         priced = price_scenario(Workload(()), self.calibration, self.gpu, deployment, prices=self.prices)
         for pool in priced.all_pools:
             find_policy(pool.deployment.policy)
@@ -152,38 +165,3 @@ class Scenario(Request):
         offered = self.offered()  # last, since reading takes longest
         check_pooling(offered, (pool.deployment.model for pool in priced.all_pools), self.slo)
         return replace(priced, workload=offered)
-
-
-def whole_deployment(
-    deployment: Deployment, calibration: str | None, gpu: str | None
-) -> tuple[Deployment, tuple[str, ...]]:
-    """Return `deployment` with its engines' defaults, and a line with the defaults of each engine.
-
-    `calibration` or `gpu` times the steps of the deployment.
-    Raises UserError for a GPU or a calibration that does not exist.
-    """
-    from tokentwin.planning.costs import timing_gpu
-
-    filled, lines = _filled(deployment, timing_gpu(calibration, gpu))
-    if deployment.fleet is None:
-        return filled, tuple(lines)
-    pools = []
-    for pool in deployment.fleet.pools:
-        shared = gpu if pool.calibration is None else None
-        own_gpu = timing_gpu(pool.calibration or calibration, pool.gpu or shared)
-        own, more = _filled(pool_deployment(deployment, pool), own_gpu)
-        lines += more
-        inherited = pool_deployment(filled, pool).scheduler.model_dump()
-        changed = {name: value for name, value in own.scheduler.model_dump().items() if inherited.get(name) != value}
-        settings = merged(pool.deployment, {"scheduler": changed}) if changed else pool.deployment
-        pools.append(pool.model_copy(update={"deployment": settings}))
-    fleet = deployment.fleet.model_copy(update={"pools": tuple(pools)})
-    return filled.model_copy(update={"fleet": fleet}), tuple(dict.fromkeys(lines))
-
-
-def _filled(deployment: Deployment, gpu: GpuSpec | None) -> tuple[Deployment, list[str]]:
-    """Return `deployment` with its engine's defaults on `gpu`; without a GPU it stays unchanged."""
-    if gpu is None:
-        return deployment, []
-    taken = defaults_taken(deployment, gpu)
-    return with_engine_defaults(deployment, gpu), [taken] if taken else []

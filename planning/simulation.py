@@ -162,11 +162,14 @@ class _Judge:
         notes: dict[str, Any] = {"site": dict(scenario.site)} if scenario.site else {}
         gpu = gpus().get(scenario.gpu or "")
         self.metrics = RunMetrics.from_recording(recording, peak=gpu, notes=notes)
-        if self._band:
+        if self._band and scenario.has_bands:
             runs = [(scenario, self.metrics.saturation)]
             self.bands = bands(self.metrics, _at_both_ends(scenario, done.steps, self._tell, runs))
             self.capacity = capacity(runs)
         self.trust = _trust(recording, scenario)
+        if self._band and not scenario.has_bands:
+            reason = f"{self.trust.reason}; without bands, because fleet.processes run once, in the run itself"
+            self.trust = self.trust._replace(reason=reason)
         notes["trust"] = self.trust._asdict()
         if done.adapters is not None:
             notes["adapters"] = done.adapters._asdict()

@@ -18,6 +18,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from tokentwin.planning.request import Request
+from tokentwin.serving.answers.figures import counted
 from tokentwin.serving.deployments.config import parse
 from tokentwin.serving.errors import UserError
 from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
@@ -129,16 +130,20 @@ def looped(loop: SynthSpec, draw: int = 0, limit: int | None = None) -> Workload
     """Return the workload of clients who wait for answers, with its requests in a list.
 
     The start of a closed loop, with all prompts at once, is its warm-up unless the specification states another.
-    Raises UserError if no request would count.
+    Raises UserError if fewer than two requests would count.
     """
-    made = reshaped(synth.synthesise(_reseeded(loop, draw)), limit=limit)
-    requests = list(made.requests)
+    made = synth.synthesise(_reseeded(loop, draw))
+    every = list(made.requests)
+    requests = every[:limit]
     made = replace(made, requests=requests)
     if isinstance(loop.arrivals, Closed) and loop.warm_up_requests is None and loop.warm_up_s is None:
         made = replace(made, warm_up_requests=min(_WARM_UP * loop.arrivals.concurrency, len(requests) // 2))
-    counted = sum(r.arrival_ns >= made.warm_up_ns for r in requests) if made.until_ns else len(requests)
-    if counted < 2:
+    cold = sum(r.arrival_ns < made.warm_up_ns for r in every) if made.until_ns else made.warm_up_requests
+    if len(every) < cold + 2:
         raise UserError("trace", loop.name, "has no requests after its warm-up; make it longer")
+    if len(requests) < cold + 2:
+        remedy = f"ends in the warm-up, which has {counted(cold, 'request')}; give at least {cold + 2:,}"
+        raise UserError("limit", limit, remedy)
     return made
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 from tokentwin.serving.errors import UserError
 from tokentwin.serving.python_process import without_main
+from tokentwin.serving.user_code.call_limit import watch
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
@@ -184,6 +185,7 @@ def _serve(connection: Connection) -> None:
 
     spare_pandas()
     Thread(target=_end_with_parent, daemon=True).start()
+    watch(connection.send)
     _MARKED.set(lambda amount: connection.send(_Mark(amount)))
     with suppress(*_LOST):
         common = connection.recv()

@@ -230,7 +230,7 @@ def propose(
         drafter.draft(preempted, (), alive, seating)
         for row in preempted:
             drafter.leave(row.request.id)
-    complete = {id for id, sequence in alive.items() if len(sequence.tokens) == sequence.request.end_len}
+    complete = {id for id, sequence in alive.items() if len(sequence.tokens) == sequence.request.true_len}
     going_on = {row.request.id for row in running if row.samples} - complete - set(stopped)
     drafts = drafter.draft(running, going_on, alive, seating)
     lengths = {}

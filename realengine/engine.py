@@ -17,7 +17,7 @@ from typing import Any
 from tokentwin.realengine.adapters import Adapters
 from tokentwin.realengine.devices.memory import KvBudget
 from tokentwin.realengine.drafters import Drafter, find_drafter, propose
-from tokentwin.realengine.grammar import GrammarCompiler, Grammars
+from tokentwin.realengine.grammar_compiler import GrammarCompiler, Grammars
 from tokentwin.realengine.host_tier import HostTier
 from tokentwin.realengine.models.adapter_files import AdapterFiles
 from tokentwin.realengine.models.weights import ModelFiles
@@ -38,7 +38,7 @@ from tokentwin.serving.kv.tiered_blocks import tier_blocks
 from tokentwin.serving.policies.drafts import judge_drafts
 from tokentwin.serving.policies.sglang_scheduler import SglangScheduler
 from tokentwin.serving.request import Request, Status
-from tokentwin.serving.scheduler import Hold, Scheduler, find_policy
+from tokentwin.serving.scheduler import Hold, Scheduler, check_own_setting, find_policy
 from tokentwin.serving.step_plan import StepPlan
 from tokentwin.serving.user_code.own_contract import contract_with
 from tokentwin.serving.workload import WorkloadRequest
@@ -154,6 +154,7 @@ class Engine:
         self._hold = Hold()
         content = TokenContent(self.sequences, self._config.block_size)
         name, settings = self.deployment.policy, self.deployment.staged_settings
+        check_own_setting(name, settings)
         self.scheduler = find_policy(name)(settings, content=content)
         if self.adapters is not None:
             self.adapters.reset()
@@ -194,14 +195,16 @@ class Engine:
         self._unusable = _CLOSED
         self._in_flight.clear()
         self._compiler.close()
+        if (grammars := self.__dict__.pop("grammars", None)) is not None:
+            grammars.close()
         for runner in reversed(self._runners):
             runner.close()
 
     def add(self, arrived: WorkloadRequest, prompt: Sequence[int], *, grammar: str = "", **tokens: Any) -> Request:
         """Queue a request with token ids `prompt`; `tokens` are further arguments of `TokenSequence`.
 
-        A `structured` request comes with a `grammar`, as `tokentwin.realengine.grammar` writes it, and waits until that is
-        compiled. Raises UserError for a LoRA adapter that does not exist or that the engine cannot run.
+        A `structured` request comes with a `grammar`, as `tokentwin.realengine.grammar` writes it, and waits until that
+        is compiled. Raises UserError for a LoRA adapter that does not exist or that the engine cannot run.
         """
         if arrived.adapter:
             self.check_adapters([arrived.adapter])

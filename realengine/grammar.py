@@ -1,23 +1,18 @@
 """Structured output: the tokens that may come next so that an answer follows a JSON schema or a regular expression.
 
-The package llguidance does the work. A grammar is compiled on a thread of its own. It reads the sampled tokens of its
-request one by one, and gives the tokens that may come next as a mask of the vocabulary. When the answer is complete,
-only end-of-sequence tokens may follow.
+The package llguidance does the work. A grammar reads the sampled tokens of its request one by one, and gives the tokens
+that may come next as a mask of the vocabulary. When the answer is complete, only end-of-sequence tokens may follow.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokentwin.serving.errors import UserError, one_line
-from tokentwin.serving.request import Request
 
 _SHOWN = 80  # maximum number of characters of a request that an error shows
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -65,23 +60,6 @@ class Grammar:
     def take_back(self, tokens: int) -> None:
         """Undo the last `tokens` tokens."""
         self._matcher.rollback(tokens)
-
-
-class Grammars:
-    """A compiler of grammars for a model whose tokenizer.json is in `folder`.
-
-    For a large vocabulary the constructor takes a second. It raises UserError without the package llguidance.
-    """
-
-    def __init__(self, folder: Path, vocab_size: int, eos_ids: Collection[int]) -> None:
-        llguidance = library()
-        self._new = llguidance.LLMatcher
-        path = str(folder / "tokenizer.json")
-        self._tokens = llguidance.LLTokenizer(path, n_vocab=vocab_size, eos_token=list(eos_ids) or None)
-
-    def make(self, written: str) -> Grammar:
-        """Compile the grammar `written`, a result of `json_grammar` or `regex_grammar`."""
-        return Grammar(self._new(self._tokens, written, log_level=0))
 
 
 def json_grammar(schema: dict[str, Any]) -> str:
@@ -136,42 +114,3 @@ def library() -> Any:
     except ImportError:
         raise UserError("structured output", "asked for", "needs llguidance: pip install 'tokentwin[engine]'") from None
     return llguidance
-
-
-class GrammarCompiler:
-    """The grammars that are being compiled, for requests that wait for them."""
-
-    def __init__(self) -> None:
-        self._thread: ThreadPoolExecutor | None = None  # made when it is first needed
-        self._under_way: dict[int, tuple[Request, Future[Grammar]]] = {}
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._under_way)
-
-    def compile(self, request: Request, grammars: Grammars, written: str) -> None:
-        """Begin to compile the grammar of `request`; the request cannot run before the grammar is ready."""
-        self._thread = self._thread or ThreadPoolExecutor(1, "grammars")
-        self._under_way[request.id] = request, self._thread.submit(grammars.make, written)
-        request.await_grammar()
-
-    def compiled(self, wait: bool = False) -> list[tuple[Request, Grammar]]:
-        """Return newly compiled grammars with their requests; with `wait`, wait for one if any is being compiled."""
-        if wait and self._under_way:
-            next(iter(self._under_way.values()))[1].result()
-        done = [(request, future.result()) for request, future in self._under_way.values() if future.done()]
-        for request, _ in done:
-            self.drop(request.id)
-            request.compiling = False
-        return done
-
-    def drop(self, id: int) -> None:
-        """Drop the grammar of request `id`, which no longer needs it."""
-        self._under_way.pop(id, None)
-
-    def close(self) -> None:
-        """Drop all grammars; the compiler may be used again."""
-        self._under_way.clear()
-        if self._thread is not None:
-            self._thread.shutdown(cancel_futures=True)
-            self._thread = None

@@ -110,6 +110,14 @@ def at_once(workload: Workload) -> Workload:
     return replace(workload, requests=[replace(request, arrival_ns=0) for request in workload.requests])
 
 
+def refuse_items(workload: Workload) -> None:
+    """Raise UserError if a request has images, videos or audio."""
+    for request in workload.requests:
+        if request.items:
+            remedy = "need the simulator; the real engine reads text"
+            raise UserError(f"request {request.id}: items", len(request.items), remedy)
+
+
 class ReplayTexts:
     """The token ids of a workload's prompts, and of the outputs that its requests are forced to.
 
@@ -120,10 +128,7 @@ class ReplayTexts:
 
     def __init__(self, workload: Workload, vocab_size: int, forces: bool) -> None:
         self._workload = workload
-        for request in workload.requests:
-            if request.items:
-                remedy = "need the simulator; the real engine reads text"
-                raise UserError(f"request {request.id}: items", len(request.items), remedy)
+        refuse_items(workload)
         self._tokens = SegmentTokens(vocab_size)
         self._forces = forces
         self._made = {request.id: self._make(request) for request in workload.requests}

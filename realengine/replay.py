@@ -1,11 +1,11 @@
 """The replay of a workload on the real engine, in real time, with a recording.
 
-The clients are the same as in the simulator (`tokentwin.serving.clients`). A request is due at its arrival time; in a closed loop
-it is due when another request has ended, and in a conversation a think time after the previous answer. Latencies of a
-request count from the time at which it is due, not from its sending. So the waits that a stalled engine causes are
-included (no coordinated omission). The loop takes arrivals between steps, at the time `send_ns`. The answer to a
-structured request is a list of JSON objects that goes on up to the recorded length. A request that changes logits has
-small penalties.
+The clients are the same as in the simulator (`tokentwin.serving.clients`). A request is due at its arrival time; in a
+closed loop it is due when another request has ended, and in a conversation a think time after the previous answer.
+Latencies of a request count from the time at which it is due, not from its sending. So the waits that a stalled engine
+causes are included (no coordinated omission). The loop takes arrivals between steps, at the time `send_ns`. The answer
+to a structured request is a list of JSON objects that goes on up to the recorded length. A request that changes logits
+has small penalties.
 
 Outputs are forced, so that later turns can quote them. With speculative decoding they are not forced, because the
 model's own output decides whether drafts are accepted.
@@ -33,7 +33,6 @@ from tokentwin.realengine.step import Step
 from tokentwin.realengine.undisturbed import ctrl_c_heard, no_cycle_search
 from tokentwin.serving.canary import canary_rows
 from tokentwin.serving.request import Request, Status
-from tokentwin.serving.user_code.call_limit import watching
 from tokentwin.serving.workload import Workload, WorkloadRequest, with_session_ends
 from tokentwin.traces.recording_writer import RecordingWriter
 
@@ -80,7 +79,7 @@ def record(
         before = canary(engine)
         forces = engine.deployment.scheduler.speculative is None
         texts = ReplayTexts(offered, engine.spec.vocab_size, forces)
-        with watching(), no_cycle_search(), ctrl_c_heard() as stopped:
+        with no_cycle_search(), ctrl_c_heard() as stopped:
             recorder = RunRecorder(writer, perf_counter_ns(), progress, engine.tier_name)
             clients = _ReplayedClients(engine, offered, texts, recorder)
             drive(engine, clients, recorder, stopped)
@@ -176,7 +175,7 @@ class _ReplayedClients:
     def _ended(self, request: Request, now_ns: int) -> None:
         if (said := self._requests.ended(request.id)) is not None:
             self._texts.said(request.id, said)
-        self._offered.ended(request.arrived, now_ns)
+        self._offered.ended(request.truth, now_ns)
 
     def await_(self, stopped: Callable[[], bool]) -> None:
         arrival_ns = self._offered.next_ns

@@ -203,7 +203,7 @@ class RunRecorder:
 
         The client has hung up, or a stop string has ended the answer.
         """
-        if request.arrived.stop_ns is not None and request.outputs:
+        if request.truth.stop_ns is not None and request.outputs:
             self.left(request, "finished", now_ns, STOPPED, now_ns)
         else:
             self.left(request, "cancelled", None, "its client hung up", now_ns)

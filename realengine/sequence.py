@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from tokentwin.realengine.grammar import Bits, Grammar
+from tokentwin.realengine.grammar import Bits
+from tokentwin.realengine.grammar_compiler import AnswerGrammar
 from tokentwin.realengine.logit_rules import LogitChanges, LogitRules, Logprob, PromptLogprob, RuledLogits
 from tokentwin.realengine.sampling import SamplingParams, UniformNumbers
 from tokentwin.serving.request import Request
@@ -28,6 +29,7 @@ class TokenSequence:
         logprobs: number of alternatives in each logprob; None for no logprobs
         score_top: number of alternatives in each logprob of the prompt; None for no such logprobs
         rules: changes to the request's logits
+        salt: text that requests must share to share KV
         is_plain: True if a step needs no more than tokens and draws of this request, unless it has a grammar
         grammar: grammar of the answer, once it is compiled; it reads the sampled tokens, even if other tokens are
             forced
@@ -50,8 +52,10 @@ class TokenSequence:
         on_failed: Callable[[], None] | None = None,
         score_top: int | None = None,
         on_scored: Callable[[int, list[PromptLogprob]], None] | None = None,
+        salt: str = "",
     ) -> None:
         self.request = request
+        self.salt = salt
         self.tokens = list(prompt)
         self.sampling = sampling or SamplingParams()
         if self.sampling.seed is None:
@@ -68,7 +72,7 @@ class TokenSequence:
         self.score_top = score_top
         self._on_scored = on_scored
         self._ruled = None if rules is None else RuledLogits(rules, prompt)
-        self.grammar: Grammar | None = None
+        self.grammar: AnswerGrammar | None = None
         self.is_plain = logprobs is score_top is rules is None and not request.pools
         self._uniform = UniformNumbers(self.sampling.seed or 0)
         self.greedy = self.sampling.greedy

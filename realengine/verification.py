@@ -81,7 +81,7 @@ def verify(sequence: TokenSequence, drafts: int, chosen: Sequence[tuple[int, Log
     proposed = sequence.drafts[:drafts]
     for place, (token, logprob) in enumerate(chosen):
         stopped = sequence.append(token, logprob)
-        ends = stopped or len(sequence.tokens) == sequence.request.end_len
+        ends = stopped or len(sequence.tokens) == sequence.request.true_len
         if ends or place == len(proposed) or sequence.tokens[-1] != proposed[place]:
             return place, stopped
     raise AssertionError("a step samples one token more than it verifies")

@@ -21,7 +21,7 @@ from tokentwin.serving.scheduler import Scheduler
 from tokentwin.serving.step_plan import StepPlan
 from tokentwin.serving.workload import WorkloadRequest
 
-Rule = Literal["budget", "KV", "rows", "sums", "requests", "progress", "promises", "calls", "time"]
+Rule = Literal["budget", "KV", "rows", "sums", "requests", "progress", "promises", "calls"]
 
 
 class Breach(UserError):

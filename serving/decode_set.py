@@ -52,7 +52,7 @@ class DecodeSet:
 
     def join(self, request: Request) -> None:
         """Give `request` one token per step from the next tick on, until its last token is scheduled."""
-        left = request.unscheduled
+        left = request.true_unscheduled
         if left < 1:
             raise ValueError(f"request {request.id} has no token left to schedule")
         computed = request.computed
@@ -62,9 +62,9 @@ class DecodeSet:
         self.newest = max(self.newest, request.admitted) if self.members else request.admitted
         self.members[request.id] = request
         request.joined = self.clock
-        request.exit_clock = self.clock + left
-        heappush(self._exits, (request.exit_clock, request.admitted, request.id))
-        self._next_exit = min(self._next_exit, request.exit_clock)
+        request.true_exit_clock = self.clock + left
+        heappush(self._exits, (request.true_exit_clock, request.admitted, request.id))
+        self._next_exit = min(self._next_exit, request.true_exit_clock)
         request.decodes = self
         if adapter := request.arrived.adapter:
             self.adapters[adapter] = self.adapters.get(adapter, 0) + 1
@@ -78,7 +78,7 @@ class DecodeSet:
         returned = max(self.committed - request.joined, 0)
         del self.members[request.id]
         del self._phases[(computed - self.clock) % self.block_size][request.id]
-        if request.exit_clock == self._next_exit:  # the request leaves before its last token
+        if request.true_exit_clock == self._next_exit:  # the request leaves before its last token
             self._await_exit()
         self.context -= computed
         self.squares -= computed * computed
@@ -148,7 +148,7 @@ class DecodeSet:
         over = last + rest - self.block_size
         return crossings + sum(map(len, self._phases[:over])) if over > 0 else crossings
 
-    def steps_to_exit(self) -> int:
+    def true_steps_to_exit(self) -> int:
         """Return the number of ticks up to and including the first that gives a member its last token.
 
         The set must not be empty.
@@ -173,7 +173,7 @@ class DecodeSet:
 
     def _is_live(self, entry: tuple[int, int, int]) -> bool:
         member = self.members.get(entry[2])
-        return member is not None and member.exit_clock == entry[0] and member.admitted == entry[1]
+        return member is not None and member.true_exit_clock == entry[0] and member.admitted == entry[1]
 
     def check(self) -> None:
         """Raise AssertionError unless the running sums equal a recount."""
@@ -183,7 +183,7 @@ class DecodeSet:
             for member in bucket.values():
                 assert (member.computed - self.clock) % self.block_size == phase
         assert sum(map(len, self._phases)) == len(self.members)
-        assert self._next_exit == min((m.exit_clock for m in self.members.values()), default=_NEVER)
+        assert self._next_exit == min((m.true_exit_clock for m in self.members.values()), default=_NEVER)
         for member in self.members.values():
             member.check()
             assert member.known + member.placeholders == member.computed + 1

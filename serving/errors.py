@@ -19,7 +19,6 @@ OURS = (
     "planning",
     "realengine",
     "serving",
-    "sglangside",
     "sim",
     "tokentwin",
     "traces",

@@ -1,6 +1,6 @@
 """The live state of one request inside a scheduler.
 
-These invariants hold, and `check` tests them: `cached <= computed <= known + placeholders` and `known <= end_len <=
+These invariants hold, and `check` tests them: `cached <= computed <= known + placeholders` and `known <= true_len <=
 max_len`. A request has no phases. It wants `known + placeholders - computed` tokens, and this one number covers
 prefill, chunked prefill, resumption and decode, as in vLLM V1.
 
@@ -39,8 +39,10 @@ class Request(BlockTable):
 
     If the KV cache has several groups, this is the block table of the first group with full attention.
 
+    arrived       the request as its server knows it
+    truth         the request as the workload has it, with its true output length, which no server knows
     max_len       prompt tokens plus the maximum number of output tokens: the length that policies may know
-    end_len       prompt tokens plus the output tokens that it will have when it ends
+    true_len      prompt tokens plus the output tokens that it will have when it ends, which no server knows
     computed      tokens whose KV exists or is scheduled to be computed
     known         prompt tokens plus sampled tokens that have returned
     placeholders  tokens that are scheduled to be sampled and have not returned; all drafts count as accepted
@@ -58,20 +60,20 @@ class Request(BlockTable):
 
     __slots__ = (
         "_computed", "_in_flight", "_known", "_placeholders", "accepted_last", "accepted_tokens", "admitted", "arrived",
-        "block_count", "cached", "compiling", "decodes", "decoding", "draft_tokens", "drafts", "eligible", "end_len",
-        "exit_clock", "first_hit", "hashed", "id", "joined", "keys", "loading", "max_len", "passed_over", "pools",
-        "preemptions", "priority", "prompt_len", "proposed", "reason", "recomputed", "sampled_in", "spans", "stale",
-        "status",
+        "block_count", "cached", "compiling", "decodes", "decoding", "draft_tokens", "drafts", "eligible", "first_hit",
+        "hashed", "id", "joined", "keys", "loading", "max_len", "passed_over", "pools", "preemptions", "priority",
+        "prompt_len", "proposed", "reason", "recomputed", "sampled_in", "spans", "stale", "status", "true_exit_clock",
+        "true_len", "truth",
     )  # fmt: skip
 
     def __init__(self, arrived: WorkloadRequest, outputs: int = 0) -> None:
         super().__init__()
-        self.arrived = arrived
+        self.arrived = self.truth = arrived
         self.id = arrived.id
         self.priority = arrived.priority
         self.prompt_len = prompt_len = arrived.prompt_len
         self.max_len = prompt_len + arrived.output_limit
-        self.end_len = prompt_len + arrived.output_len
+        self.true_len = prompt_len + arrived.output_len
         self.pools = arrived.output_len == 0
         self.status = Status.WAITING
         self.reason = ""
@@ -87,8 +89,8 @@ class Request(BlockTable):
         self.eligible = 0
         self.decodes: DecodeSet | None = None
         self.joined = 0  # the set's clock when this request joined it
-        self.exit_clock = 0  # the set's clock when its last token will be scheduled
-        self.admitted = -1  # admission number; later admissions have larger numbers
+        self.true_exit_clock = 0  # the set's clock when its last token will be scheduled
+        self.admitted = -1  # place in the order of rows in a step: of its admission, or of a later change by the policy
         self.block_count = 0  # number of blocks that it references
         self.hashed = 0  # number of full blocks among them that other requests can reuse
         self.spans: list[Span] = []  # parts of its sequence, made on demand
@@ -138,12 +140,22 @@ class Request(BlockTable):
         """The number of tokens to compute before the next token is sampled: 1 while the request decodes."""
         return self._known + self._placeholders - self._computed if self.decodes is None else 1
 
+    def hide(self, truth: WorkloadRequest) -> None:
+        """End this request, which was made from what a server knows, where `truth` ends."""
+        self.truth = truth
+        self.true_len = min(self.prompt_len + truth.output_len, self.max_len)
+
     @property
     def unscheduled(self) -> int:
-        """The number of output tokens that no step is planned for; negative if steps are planned beyond the last."""
+        """The number of output tokens up to `max_len` that no step is planned for."""
+        return self.max_len - self.known - self.placeholders
+
+    @property
+    def true_unscheduled(self) -> int:
+        """The number of output tokens up to `true_len` without a planned step; negative if steps go beyond it."""
         if self.decodes is None:
-            return self.end_len - self._known - self._placeholders
-        return self.exit_clock - self.decodes.clock
+            return self.true_len - self._known - self._placeholders
+        return self.true_exit_clock - self.decodes.clock
 
     @property
     def outputs(self) -> int:
@@ -178,7 +190,7 @@ class Request(BlockTable):
         `accepted` of the `drafts` draft tokens that the step verified become output tokens, up to the request's last
         token. The others count as not computed; their blocks stay.
         """
-        accepted = min(accepted, self.end_len - self._known - 1)
+        accepted = min(accepted, self.true_len - self._known - 1)
         if sampled and not self.pools:
             self._known += 1 + accepted
         if self.stale:
@@ -222,7 +234,7 @@ class Request(BlockTable):
     def check(self) -> None:
         """Raise AssertionError unless the invariants hold (tests call this after every step)."""
         assert 0 <= self.cached <= self.computed <= self.known + self.placeholders, self
-        assert self.known <= self.end_len <= self.max_len, self
+        assert self.known <= self.true_len <= self.max_len, self
         assert self.hashed <= self.block_count, self
 
     def __repr__(self) -> str:

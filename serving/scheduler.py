@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from tokentwin.serving.decode_set import DecodeSet
 from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.errors import UserError
 from tokentwin.serving.kv.blocks import KvBlocks
 from tokentwin.serving.kv.content import Content
 from tokentwin.serving.request import Request
@@ -178,10 +179,18 @@ class Scheduler(Protocol):
         """
 
 
+def check_own_setting(policy: str, config: SchedulerConfig) -> None:
+    """Raise UserError if `config` lacks the setting without which the policy would only be first come, first served."""
+    if policy == "edf" and not config.edf_ttft_ms:
+        remedy = "is missing; policy edf needs TTFT bounds in ms by SLO class, e.g. {chat: 300, batch: 20000}"
+        raise UserError("scheduler.edf_ttft_ms", None, remedy)
+
+
 def find_policy(name: str) -> Callable[..., Scheduler]:
     """Return a function that makes schedulers of the policy `name`: a known name or `package.module:Class`.
 
-    The function takes the arguments of `Scheduler`. It raises UserError if the policy's constructor fails.
+    The function takes the arguments of `Scheduler`. It raises UserError if the constructor of a user's own policy fails
+    or writes to its settings.
     """
     calls = ("add", "schedule", "commit", "abort", "steady_steps", "skip")
     policy: Callable[..., Scheduler] = find("policy", name, POLICIES, calls)

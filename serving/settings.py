@@ -22,6 +22,14 @@ class TerseSettings(Settings):
 
     seldom_set: ClassVar[tuple[str, ...]] = ()
 
+    def states(self, name: str) -> bool:
+        """Return whether the setting was stated, or decided since. Otherwise engine, model or GPU may decide it."""
+        return name in self.model_fields_set
+
+    def as_stated(self) -> dict[str, Any]:
+        """Return the settings that were stated, as data from which settings that state the same can be made again."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
     @model_serializer(mode="wrap")
     def _without_what_is_seldom_set(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = dump(self)

@@ -263,7 +263,7 @@ class Coins:
             return self._most
         if not request.proposed:
             request.accepted_last = min(request.accepted_last, 0)
-        return self._proposals(request, request.end_len - request.unscheduled)
+        return self._proposals(request, request.known + request.placeholders)
 
     def accepted(self, request: Request, step: int, drafts: int) -> int:
         known = request.known

@@ -68,6 +68,41 @@ aggregates_of = attrgetter(*AGGREGATES)
 """The AGGREGATES of a plan, or of anything else that has them, in order."""
 
 
+class StepAmounts(NamedTuple):
+    """The amounts of a `StepPlan` by which steps are priced, without its requests, and read-only.
+
+    A user's cost model gets them in place of the plan. Steps with equal amounts take equally long.
+    """
+
+    prefill_rows: int = 0
+    prefill_tokens: int = 0
+    prefill_context: int = 0
+    prefill_pairs: int = 0
+    decode_rows: int = 0
+    decode_context: int = 0
+    decode_squares: int = 0
+    sampled_rows: int = 0
+    draft_tokens: int = 0
+    draft_pairs: int = 0
+    masked_rows: int = 0
+    changed_rows: int = 0
+    scored_tokens: int = 0
+    routed_tokens: int = -1
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens computed in the step."""
+        return self.prefill_tokens + self.decode_rows + self.draft_tokens
+
+    @property
+    def pairs(self) -> int:
+        """The number of query-key pairs of causal attention in the step."""
+        return self.prefill_pairs + self.decode_context + self.decode_rows + self.draft_pairs
+
+
+amounts_of = attrgetter(*StepAmounts._fields)
+"""The values of the `StepAmounts` of a plan, in order."""
+
 _NOBODY = DecodeSet(1)
 _NO_ADAPTERS: dict[str, int] = {}
 _NO_ITEMS: dict[int, list[int]] = {}
@@ -205,6 +240,11 @@ class StepPlan:
         """List the row of `request`, which has just left the decode set, in `departed`."""
         start = request.computed - (self.decodes.clock - self.clock) - 1
         self.departed += (Row(request, start, 1, True),)
+
+    def list_departed(self) -> None:
+        """Move the rows in `departed` to `listed`, which is then in order of admission."""
+        if self.departed:
+            self.listed, self.departed = sorted(self.rows_outside_decodes(), key=_admission), ()
 
     def _count(self, row: Row, sign: int) -> None:
         request, start, tokens, samples, drafts = row

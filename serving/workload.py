@@ -14,6 +14,8 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from tokentwin.serving.errors import UserError
+
 Segment = tuple[str, int]
 Name = str | bytes | int
 Span = tuple[Name, int, int]  # (name, first position, end position) in a sequence
@@ -66,7 +68,8 @@ class WorkloadRequest:
     answers the request, empty for the base model. Requests with different adapters share no KV. `items` are the images,
     videos and audio in the prompt, in order and apart from one another. A request that `changes_logits` has penalties,
     a bias or other rules for its tokens; each of its tokens takes more time. If a request `scores_prompt`,
-    log-probabilities of its prompt are wanted, so logits are computed for each token of the prompt.
+    log-probabilities of its prompt are wanted, so logits are computed for each token of the prompt. `predicted_len` is
+    the number of output tokens that a predictor expects; None if there is none.
     """
 
     id: int
@@ -90,6 +93,7 @@ class WorkloadRequest:
     changes_logits: bool = False
     scores_prompt: bool = False
     ends_session: bool = False
+    predicted_len: int | None = None
     drafted: Mapping[int, tuple[bool, ...]] | None = field(default=None, compare=False, repr=False)
     prompt_len: int = field(init=False)
 
@@ -116,6 +120,13 @@ class WorkloadRequest:
     def output_limit(self) -> int:
         """The maximum number of output tokens. A scheduler or a router knows this number, but not `output_len`."""
         return self.output_len if self.max_tokens is None else max(self.max_tokens, self.output_len)
+
+    def server_view(self, predicted_len: int | None = None) -> WorkloadRequest:
+        """Return what a server knows of the request: `output_len` is its limit, and later events are left out."""
+        limit = 0 if self.pools else self.output_limit
+        if limit == self.output_len and self.leaves_ns is None and predicted_len is None:
+            return self
+        return replace(self, output_len=limit, cancel_ns=None, stop_ns=None, predicted_len=predicted_len)
 
     @property
     def leaves_ns(self) -> int | None:
@@ -149,6 +160,21 @@ class Workload:
     warm_up_ns: int = 0
     warm_up_requests: int = 0
     until_ns: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise UserError for values of another kind, because users make workloads, too."""
+        requests = self.requests
+        if not isinstance(requests, Iterable) or isinstance(requests, str):
+            raise UserError("requests", repr(requests), "must be a list of WorkloadRequest")
+        if isinstance(requests, (list, tuple)) and not all(isinstance(one, WorkloadRequest) for one in requests):
+            raise UserError("requests", None, "must each be a WorkloadRequest")
+        if not isinstance(self.name, str):
+            raise UserError("name", repr(self.name), "must be a string")
+        for name in ("concurrency", "stagger_ns", "warm_up_ns", "warm_up_requests", "until_ns"):
+            value, least = getattr(self, name), 1 if name == "concurrency" else 0
+            unset = value is None and name in ("concurrency", "until_ns")
+            if not unset and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise UserError(name, repr(value), f"must be a whole number of at least {least}")
 
 
 def what_changed(before: tuple[object, ...], now: WorkloadRequest) -> str:

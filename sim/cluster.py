@@ -30,9 +30,6 @@ from tokentwin.serving.deployments.kv_capacity import engine_weight_bytes
 from tokentwin.serving.errors import UserError
 from tokentwin.serving.front_door import FrontDoor
 from tokentwin.serving.kv.external import ExternalKv
-from tokentwin.serving.scheduler import POLICIES
-from tokentwin.serving.user_code.call_limit import watching
-from tokentwin.serving.user_code.plugins import Replaced, functions_of, replaced
 from tokentwin.serving.workload import Workload, WorkloadRequest, with_session_ends
 from tokentwin.sim.adapter_slots import AdapterUse
 from tokentwin.sim.api_server import ApiServer
@@ -48,7 +45,7 @@ from tokentwin.sim.kv_tiers import TieredKv, connect_tiers
 from tokentwin.sim.kv_transfers import KvTransfers, exchanged_kv, links_of
 from tokentwin.sim.own_process import Controls, own_process
 from tokentwin.sim.replica import Replica
-from tokentwin.sim.router import ROUTERS, OwnRouter, Router, find_router
+from tokentwin.sim.router import Router, find_router
 from tokentwin.sim.routers.predicted_latency import PredictedLatency
 from tokentwin.sim.run_log import BLOCK, RunLog, RunSink, TokenObserver
 from tokentwin.traces.recording import Recording
@@ -101,8 +98,6 @@ class Cluster:
         pools = pools or alike_pools(config, deployment, cost)
         _check_ranks(config, pools)
         self._config = config
-        self._own_code = _own_code(config, pools, router)
-        self._ours = functions_of([pool.cost for pool in pools]) if self._own_code else {}
         self._clock = VirtualClock()
         left, self._api_server = self._left, None
         if front_door is not None:
@@ -168,8 +163,6 @@ class Cluster:
             encoders.open(self._fleet)
         self._arrivals: Arrivals | None = None
         self._runs = True
-        if self._own_code:
-            self._ours = functions_of([self, *self.replicas[:1]]) | self._ours
 
     @property
     def replicas(self) -> list[Replica]:
@@ -209,7 +202,7 @@ class Cluster:
         self._stop_when_all_have_left()
         next_event = self._clock.step
         try:
-            with _no_cycle_search(), watching():
+            with _no_cycle_search():
                 while self._runs:
                     next_event()
                 return self._end()
@@ -245,10 +238,6 @@ class Cluster:
         return Autoscaler(self._clock, self._log, self._fleet, pool, config, cold_start_s, waiting)
 
     def _end(self) -> Simulated:
-        if name := replaced(self._ours):
-            raise Replaced(self._own_code, name)
-        if (replica := self._fleet.priced_otherwise()) is not None:
-            raise Replaced(self._own_code, f"the cost model of replica {replica.index}")
         self._log.close()
         steps = self._log.steps + sum(replica.steps_in_flight for replica in self.replicas)
         uses = [replica.adapters.use for replica in self.replicas if replica.adapters is not None]
@@ -274,15 +263,6 @@ class Cluster:
     def _under_way(self) -> int:
         """The number of requests for whose answers clients still wait."""
         return len(self._gateway) if self._api_server is None else self._api_server.under_way
-
-
-def _own_code(config: FleetConfig, pools: Sequence[PricedPool], router: Router | None) -> str:
-    """Return the names of the user's own policies, routers and processes; empty if there are none."""
-    policies = [pool.deployment.policy for pool in pools if pool.deployment.policy not in POLICIES]
-    named = config.router, config.decode_router, config.encode_router
-    routers = [chosen.name for chosen in named if chosen and chosen.name not in ROUTERS]
-    given = [router.name] if isinstance(router, OwnRouter) else []
-    return ", ".join(dict.fromkeys([*policies, *routers, *given, *config.processes]))
 
 
 def _check_ranks(config: FleetConfig, pools: Sequence[PricedPool]) -> None:

@@ -313,11 +313,6 @@ class Fleet:
         else:
             self._on_lost(requests)
 
-    def priced_otherwise(self) -> Replica | None:
-        """Return the first replica whose cost model is not that of its pool; None if there is none."""
-        lives = self._lives
-        return next((one.replica for one in lives if not one.replica.is_priced_by(self._costs[one.pool])), None)
-
     # Lives
 
     def lives_of(self, role: str) -> list[Life]:

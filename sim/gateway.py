@@ -14,14 +14,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from random import Random
 
-from simpy import Interrupt
 from simpy.events import ProcessGenerator
 
 from tokentwin.serving.clients import Clients
 from tokentwin.serving.deployments.fleet import AdmissionConfig, Patience, Retry
 from tokentwin.serving.request import Request, Status
 from tokentwin.serving.workload import STOPPED, WorkloadRequest
-from tokentwin.sim.clock import ARRIVAL, TRANSFER_ENDS, VirtualClock, from_seconds
+from tokentwin.sim.clock import ARRIVAL, TRANSFER_ENDS, Alarm, VirtualClock, from_seconds
 from tokentwin.sim.encoder_pools import EncoderPools
 from tokentwin.sim.fleet import Fleet, Life
 from tokentwin.sim.kv_reservations import KvReservations
@@ -29,18 +28,17 @@ from tokentwin.sim.kv_transfers import KvTransfers
 from tokentwin.sim.replica import Replica
 from tokentwin.sim.run_log import RunLog
 
-_NEVER = 1 << 62
-
 
 class Arrivals:
-    """The process that offers the requests of `clients`."""
+    """An alarm at which the next request of `clients` is due; then all that are due are offered."""
 
     def __init__(self, clock: VirtualClock, clients: Clients, offer: Callable[[WorkloadRequest], None]) -> None:
         self._clock = clock
         self._clients = clients
         self._offer = offer
-        self._waits_until_ns = 0
-        self._process = clock.start(self._arrive())
+        self._alarm: Alarm | None = None
+        self._alarm_ns = 0
+        self._await_next()
 
     @property
     def exhausted(self) -> bool:
@@ -48,27 +46,25 @@ class Arrivals:
         return self._clients.exhausted
 
     def ended(self, request: WorkloadRequest) -> None:
-        """Record that `request` leaves now."""
+        """Record that `request` leaves now, which may make another request due."""
         self._clients.ended(request, self._clock.now_ns)
-        next_ns = self._clients.next_ns
-        if next_ns is not None and next_ns < self._waits_until_ns:
-            self._waits_until_ns = next_ns
-            self._process.interrupt()
+        self._await_next()
 
-    def _arrive(self) -> ProcessGenerator:
+    def _await_next(self) -> None:
+        next_ns = self._clients.next_ns
+        if next_ns is None or (self._alarm is not None and self._alarm_ns <= next_ns):
+            return
+        self._alarm_ns = max(next_ns, self._clock.now_ns)
+        self._alarm = Alarm(self._clock, self._alarm_ns, ARRIVAL, self._arrive)
+
+    def _arrive(self, alarm: Alarm) -> None:
+        if alarm is not self._alarm:
+            return
         clock, clients = self._clock, self._clients
-        next_ns = clients.next_ns
-        while next_ns is not None or not clients.exhausted:
-            self._waits_until_ns = _NEVER if next_ns is None else next_ns
-            try:
-                yield clock.event() if next_ns is None else clock.until(next_ns, ARRIVAL)
-            except Interrupt:
-                next_ns = clients.next_ns  # the end of a request made another request due earlier
-                continue
-            self._waits_until_ns = 0
+        while (next_ns := clients.next_ns) is not None and next_ns <= clock.now_ns:
             self._offer(clients.pop())
-            while (next_ns := clients.next_ns) is not None and next_ns <= clock.now_ns:
-                self._offer(clients.pop())
+        self._alarm = None
+        self._await_next()
 
 
 class _Visit:
@@ -163,7 +159,7 @@ class Gateway:
         visit = self._visits[request.id]
         if visit.live is not None and not visit.live.ended and visit.replica is not None:
             visit.replica.withdraw(visit.live)  # its prompt can never fit on a prefill replica
-        self._left(request.arrived)
+        self._left(request.truth)
 
     def prefilled(self, request: Request) -> None:
         """Let a decode replica take `request` over from the prefill replica that has its first token and its KV."""

@@ -63,7 +63,7 @@ class KvReservations(KvTransfers):
         return request
 
     def gives(self, live: Request, request: WorkloadRequest) -> bool:
-        return live.arrived is request and not self._log.awaits_kv(live)
+        return live.truth is request and not self._log.awaits_kv(live)
 
     def prefill(self, request: WorkloadRequest, replica: Replica) -> Request:
         """Let `replica` prefill `request`, which has its blocks and its compiled grammar on a decode replica.

@@ -85,7 +85,7 @@ class KvTransfers:
 
     def gives(self, live: Request, request: WorkloadRequest) -> bool:
         """Return whether users get the tokens of `live`, an attempt at `request`."""
-        return self.hands_on_first_token or live.arrived is request
+        return self.hands_on_first_token or live.truth is request
 
     def has_begun(self, id: int) -> bool:
         """Return whether a prefill replica has begun with a request that a decode replica took before."""

@@ -12,7 +12,6 @@ from tokentwin.serving.deployments.config import Deployment
 from tokentwin.serving.deployments.fleet import LinksConfig
 from tokentwin.serving.errors import UserError
 from tokentwin.serving.request import Request
-from tokentwin.serving.user_code.call_limit import watching
 from tokentwin.serving.workload import WorkloadRequest
 from tokentwin.sim.clock import ARRIVAL
 from tokentwin.sim.cluster import Cluster, Simulated
@@ -66,15 +65,14 @@ class LiveCluster(Cluster):
         contract.
         """
         clock = self._clock
-        with watching():
-            self._until(to_ns)
-            if inputs:
-                at_ns = max(to_ns, clock.now_ns + 1)
-                while clock.peek() <= at_ns:
-                    self._until(at_ns)
-                    at_ns += 1
-                clock.start(self._put(inputs, at_ns))
+        self._until(to_ns)
+        if inputs:
+            at_ns = max(to_ns, clock.now_ns + 1)
+            while clock.peek() <= at_ns:
                 self._until(at_ns)
+                at_ns += 1
+            clock.start(self._put(inputs, at_ns))
+            self._until(at_ns)
 
     def offer(self, request: WorkloadRequest) -> None:
         """Take `request`, which arrives now."""

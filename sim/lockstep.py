@@ -135,7 +135,6 @@ class Rank(Replica):
         self._last_end_ns = end_ns
         if self._pipeline is not None:
             self._pipeline.sampled(end_ns if plan.sampled_rows else 0)
-        plan.admitted = tuple(request for request in plan.admitted if not request.ended)
         worked_ns = None if self._pipeline is None else stages_ns
         self._log.planned(self.index, self.scheduler, plan, self._planned_ns, start_ns, end_ns, worked_ns)
         if self.on_planned is not None:

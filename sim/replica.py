@@ -137,10 +137,6 @@ class Replica:
             leap_blocks = pool.net_blocks(self.scheduler.decodes, planned)
         return pool.total - pool.free + leap_blocks
 
-    def is_priced_by(self, cost: CostModel) -> bool:
-        """Return whether `cost` is the cost model of its steps, apart from slowdowns."""
-        return self._own_cost is cost and (self._cost is cost or bool(self._slowed))
-
     # Calls from outside
 
     def offer(self, arrived: WorkloadRequest, arrival_ns: int, attempts: int = 1, outputs: int = 0) -> Request:
@@ -430,7 +426,7 @@ class Replica:
             self._known_tokens -= plan.sampled_for_nobody()
             self._withdrawals = bool(self._launched) or bool(self._policy.leaving)
         finished = self._policy.commit(plan)
-        if self._launched and (plan.accepted_tokens or any(one.end_len < one.max_len for one in finished)):
+        if self._launched and (plan.accepted_tokens or any(one.true_len < one.max_len for one in finished)):
             self._withdrawals = True  # a step in flight may have been planned beyond the end of a request
         self._known_tokens += plan.sampled_rows + plan.accepted_tokens
         self._log.committed(self.index, plan, now)

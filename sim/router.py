@@ -14,7 +14,7 @@ from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Any, Literal, Protocol, cast, overload
+from typing import Any, Literal, Protocol, cast
 
 from tokentwin.serving.errors import UserError, shown
 from tokentwin.serving.user_code.call_limit import Fault, limited
@@ -134,7 +134,7 @@ SEEN = (
 )  # fmt: skip
 """What a router may read of a replica."""
 
-Rule = Literal["choice", "requests", "calls", "time"]
+Rule = Literal["choice", "requests", "calls"]
 
 
 class RouterBreach(UserError):
@@ -181,11 +181,7 @@ class SeenReplicas(Sequence[SeenReplica]):
     def __len__(self) -> int:
         return len(self.__replicas)
 
-    @overload
-    def __getitem__(self, at: int) -> SeenReplica: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[SeenReplica]: ...
-    def __getitem__(self, at: int | slice) -> SeenReplica | list[SeenReplica]:
+    def __getitem__(self, at: Any) -> Any:
         return self.__all()[at]
 
     def __iter__(self) -> Iterator[SeenReplica]:
@@ -236,11 +232,12 @@ class OwnRouter:
         _, seen = self._seen.get(id(replicas)) or self._seen.setdefault(
             id(replicas), (replicas, SeenReplicas(replicas))
         )
-        given, came = copy(request), as_it_is(request)
+        view = request.server_view()
+        given, came = copy(view), as_it_is(view)
         try:
             chosen = limited(self._choose, given, seen)
         except Fault as fault:
-            raise self._breach(fault.rule, request, fault.what) from fault.__cause__
+            raise self._breach("calls", request, fault.what) from fault.__cause__
         if as_it_is(given) != came:
             raise self._breach("requests", request, f"it {what_changed(came, given)}")
         if (replica := seen._replica(chosen)) is not None:

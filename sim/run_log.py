@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -26,7 +25,7 @@ from tokentwin.serving.step_plan import StepPlan
 from tokentwin.serving.workload import WorkloadRequest
 from tokentwin.sim.leap import Leap
 from tokentwin.sim.step_log import StepLog
-from tokentwin.traces.schema import REQUESTS, arrow_schema
+from tokentwin.traces.schema import arrow_schema
 
 
 class Sampled(NamedTuple):
@@ -153,44 +152,14 @@ _SERVED_ONLY = (
     "received_ns", "first_text_ns", "first_sent_ns", "last_text_ns", "last_sent_ns", "client_id", "client_ns",
     "heard_ns", "steps_before_end",
 )  # fmt: skip
-_REQUEST_COLUMNS = [column.name for column in REQUESTS if column.name not in _SERVED_ONLY]
-
-
-class RequestRow:
-    """A row of the dataset `requests`. Columns are attributes: `tokentwin.traces.schema` defines them."""
-
-    request_id: int
-    replica: int | None
-    tenant: str
-    slo_class: str
-    priority: int
-    status: str
-    reason: str
-    prompt_tokens: int
-    output_tokens: int
-    arrival_ns: int
-    send_ns: int
-    queued_ns: int | None
-    scheduled_ns: int | None
-    first_token_ns: int | None
-    finish_ns: int | None
-    prefix_hit_tokens: int
-    preemptions: int
-    preempted_ns: int
-    recomputed_tokens: int
-    token_times_ns: Sampled | None  # from which `TokenTimes` finds the times when the row is written
-    attempts: int
-    end_ns: int
-    session: str
-    turn: int
-    drafts: int
-    draft_tokens: int
-    accepted_tokens: int
-    prefill_replica: int | None
-    transfer_ns: int | None
-    tier_hit_tokens: list[tuple[str, int]] | None
-    swapped_in_tokens: int | None
-    grammar_compile_ns: int | None
+# columns in the order of the values of a row, which is a tuple because it is made and read faster than an object
+_ROW = (
+    "request_id", "replica", "tenant", "slo_class", "priority", "status", "reason", "prompt_tokens", "output_tokens",
+    "arrival_ns", "send_ns", "queued_ns", "scheduled_ns", "first_token_ns", "finish_ns", "prefix_hit_tokens",
+    "preemptions", "preempted_ns", "recomputed_tokens", "token_times_ns", "attempts", "end_ns", "session", "turn",
+    "drafts", "draft_tokens", "accepted_tokens", "prefill_replica", "transfer_ns", "tier_hit_tokens",
+    "swapped_in_tokens", "grammar_compile_ns",
+)  # fmt: skip
 
 
 class RunLog:
@@ -241,7 +210,7 @@ class RunLog:
         self._on_tokens = on_tokens
         # by replica, the requests for which each step in flight samples, for `on_tokens`
         self._samples: dict[int, deque[list[Request]]] = {}
-        self._request_rows: list[RequestRow] = []
+        self._request_rows: list[tuple[Any, ...]] = []
 
     # Replicas
 
@@ -263,8 +232,13 @@ class RunLog:
     # Steps
 
     def preempted(self, replica: int, requests: Iterable[Request], now_ns: int) -> None:
-        """Queue `requests` again, because a plan has preempted them; the plan may contain nothing else."""
+        """Queue `requests` again, because a plan has preempted them; the plan may contain nothing else.
+
+        A policy may also preempt and admit requests whose clients have hung up; their rows are written.
+        """
         for request in requests:
+            if request.ended:
+                continue
             life = self._lives[request.id]
             life.preempted_at_ns = now_ns
             life.demand = self._demand[replica](request.known)
@@ -281,6 +255,8 @@ class RunLog:
         stages_ns: list[int] | None = None,
     ) -> None:
         for request in plan.admitted:
+            if request.ended:
+                continue
             life = self._lives[request.id]
             self._unqueue(life, start_ns)
             if life.awaits_kv and life.prefilled is not None:
@@ -405,47 +381,51 @@ class RunLog:
             observer(request.id, finished, outputs, life.arrival_ns, life.first_token_ns, now_ns)
 
     def _add_row(self, request: Request, life: _Life, outputs: int, now_ns: int, status: str, reason: str) -> None:
-        arrived = request.arrived
-        row = RequestRow()
-        row.request_id = request.id
-        row.replica = life.replica if life.replica != _NOWHERE else None
-        row.tenant = arrived.tenant
-        row.slo_class = arrived.slo_class
-        row.priority = request.priority
-        row.status = status
-        row.reason = reason
-        row.prompt_tokens = request.prompt_len
-        row.output_tokens = outputs
-        row.arrival_ns = row.send_ns = life.arrival_ns
-        row.queued_ns = life.queued_ns
-        row.scheduled_ns = life.scheduled_ns
-        row.first_token_ns = life.first_token_ns
-        row.finish_ns = row.token_times_ns = None
-        if status == _FINISHED:
-            row.finish_ns = now_ns
-            if self.keeps_tokens:
-                row.token_times_ns = Sampled(request, life.replica, life.sampled_before, life.first_token_ns)
-        row.prefix_hit_tokens = request.first_hit or 0
-        row.preemptions = request.preemptions
-        row.preempted_ns = life.preempted_ns
-        row.recomputed_tokens = max(request.recomputed, 0)
+        arrived, finished = request.arrived, status == _FINISHED
+        hit, preemptions, recomputed = request.first_hit, request.preemptions, max(request.recomputed, 0)
         if (before := life.prefilled) is not None:
-            row.prefix_hit_tokens = before.first_hit or 0
-            row.preemptions += before.preemptions
-            row.recomputed_tokens += max(before.recomputed, 0)
-        row.attempts = life.attempts
-        row.end_ns = now_ns
-        row.session = arrived.session
-        row.turn = arrived.turn
-        row.drafts = request.drafts
-        row.draft_tokens = request.draft_tokens
-        row.accepted_tokens = request.accepted_tokens
-        row.prefill_replica = life.prefill_replica
-        row.transfer_ns = life.transfer_ns
-        row.tier_hit_tokens = life.tier_hits
-        row.swapped_in_tokens = life.swapped_in_tokens
-        row.grammar_compile_ns = arrived.grammar_compile_ns or None
-        self._request_rows.append(row)
+            hit = before.first_hit
+            preemptions += before.preemptions
+            recomputed += max(before.recomputed, 0)
+        sampled = None  # from which `TokenTimes` finds the times when the row is written
+        if finished and self.keeps_tokens:
+            sampled = Sampled(request, life.replica, life.sampled_before, life.first_token_ns)
+        self._request_rows.append(
+            (
+                request.id,
+                life.replica if life.replica != _NOWHERE else None,
+                arrived.tenant,
+                arrived.slo_class,
+                request.priority,
+                status,
+                reason,
+                request.prompt_len,
+                outputs,
+                life.arrival_ns,
+                life.arrival_ns,
+                life.queued_ns,
+                life.scheduled_ns,
+                life.first_token_ns,
+                now_ns if finished else None,
+                hit or 0,
+                preemptions,
+                life.preempted_ns,
+                recomputed,
+                sampled,
+                life.attempts,
+                now_ns,
+                arrived.session,
+                arrived.turn,
+                request.drafts,
+                request.draft_tokens,
+                request.accepted_tokens,
+                life.prefill_replica,
+                life.transfer_ns,
+                life.tier_hits,
+                life.swapped_in_tokens,
+                arrived.grammar_compile_ns or None,
+            )
+        )
         if len(self._request_rows) >= self._requests_at_once:
             self._flush_requests()
 
@@ -486,10 +466,11 @@ class RunLog:
     def _flush_requests(self) -> None:
         rows = self._request_rows
         if rows:
-            columns: dict[str, Any] = {name: [] for name in _REQUEST_COLUMNS}
+            columns: dict[str, Any] = {name: [] for name in _ROW}
             for first in range(0, len(rows), _AT_ONCE):
-                for name, values in columns.items():
-                    values.extend(map(attrgetter(name), rows[first : first + _AT_ONCE]))
+                part = zip(*rows[first : first + _AT_ONCE], strict=True)
+                for column, values in zip(columns.values(), part, strict=True):
+                    column.extend(values)
             if self.keeps_tokens:
                 columns["token_times_ns"] = self._token_times.lists(columns["token_times_ns"])
             self._sink.add_requests(columns)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
-from tokentwin.cli import main
+from tokentwin.cli import run
 
 
 class Done(NamedTuple):
@@ -40,7 +40,7 @@ def tokentwin(*arguments: object, cwd: Path | str = ".", encoding: str = "utf-8"
         redirect_stderr(err),
     ):
         try:
-            main()
+            run()
         except SystemExit as end:
             status = int(end.code or 0)
         finally:

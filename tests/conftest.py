@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import tests.budget  # noqa: F401
 import tokentwin  # noqa: F401
-from tests.dashboard.browser import page, server, server_runs, window  # noqa: F401
+from tests.dashboard.browser import page, server, server_runs, skipped_without_it, window  # noqa: F401
 from tests.fast_lane import (  # noqa: F401
     pytest_addoption,
     pytest_collection_modifyitems,
@@ -38,9 +38,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_unconfigure() -> None:
-    """End the exemption, or nanobind would report the exempt objects as leaks, on sixty lines."""
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the exemption, or nanobind would report the exempt objects as leaks, on sixty lines.
+
+    The last line of all says whether the browser tests were skipped.
+    """
     gc.unfreeze()
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter and not hasattr(config, "workerinput") and (line := skipped_without_it(reporter.getreports("skipped"))):
+        reporter.write_line(line, yellow=True)
 
 
 @contextmanager

@@ -23,7 +23,6 @@ HOUSE = {
     "dashboard",
     "tokentwin",
     "vllmside",
-    "sglangside",
 }
 OURS = HOUSE | {"lab"}
 MAY_IMPORT = {
@@ -32,12 +31,11 @@ MAY_IMPORT = {
     "sim": {"sim", "traces", "serving"},
     "realengine": {"realengine", "traces", "serving"},
     "calibration": {"calibration", "sim", "traces", "serving"},
-    "planning": HOUSE - {"apiserver", "dashboard", "tokentwin", "sglangside"},
-    "apiserver": HOUSE - {"dashboard", "tokentwin", "vllmside", "sglangside"},
-    "dashboard": HOUSE - {"tokentwin", "apiserver", "vllmside", "sglangside"},
-    "tokentwin": HOUSE - {"vllmside", "sglangside"},
+    "planning": HOUSE - {"apiserver", "dashboard", "tokentwin"},
+    "apiserver": HOUSE - {"dashboard", "tokentwin", "vllmside"},
+    "dashboard": HOUSE - {"tokentwin", "apiserver", "vllmside"},
+    "tokentwin": HOUSE - {"vllmside"},
     "vllmside": {"vllmside", "realengine", "traces", "serving"},
-    "sglangside": set(),
     "lab": OURS,
 }
 # They ask `tokentwin.planning.checkout` for the lab when they are called, and report it if there is no checkout.
@@ -45,7 +43,6 @@ REACHES_THE_LAB = {
     "dashboard/claims_page/page.py",
     "dashboard/claims_page/tasks.py",
     "tokentwin/commands/claims.py",
-    "tokentwin/commands/validate_decisions.py",
     "tokentwin/commands/validate_external.py",
 }
 STARTS_THE_DASHBOARD = "tokentwin/commands/dashboard.py"
@@ -66,7 +63,7 @@ def modules(package: str) -> list[Path]:
 
 
 def named(tree: ast.AST) -> set[str]:
-    """Return our packages with a module that a string under `tree` names, such as `tokentwin.dashboard.blocks:figure`."""
+    """Return our packages with a module that a string under `tree` names, such as `dashboard.blocks:figure`."""
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     return {text.split(".")[0] for text in texts if re.fullmatch(r"\w+\.[\w.]*(:\w*)?", text) and is_module(text)}
 

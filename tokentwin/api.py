@@ -86,21 +86,20 @@ def simulate(
         out: directory to write the recording to; by default a temporary directory that stays after Python ends
         band: True to simulate both ends of the 90 % interval of step times, too
         details: True to record every step and the time of every token
-        scenario: more fields of `tokentwin.planning.scenario.Scenario`: `gpu` or `calibration`, `replicas`, `router`, `prices`
-            (dollars per GPU-hour by name), `slo` (bounds in ms by metric)
+        scenario: more fields of `tokentwin.planning.scenario.Scenario`: `gpu` or `calibration`, `replicas`, `router`,
+            `prices` (dollars per GPU-hour by name), `slo` (bounds in ms by metric)
 
     Raises UserError for settings that cannot be simulated, and if `out` exists and `overwrite` is not set.
     """
-    from tokentwin.planning.deployments import served
     from tokentwin.planning.made_up import assumed
     from tokentwin.planning.scenario import Scenario
     from tokentwin.planning.simulation import recorded
     from tokentwin.serving.deployments.config import parse
 
     _check_flags(band=band, details=details, overwrite=overwrite)
-    place, stated = _directory(out, "run"), served() if deployment is None else deployment
+    place = _directory(out, "run")
     with _offered(workload, "trace") as offered:
-        requested = parse(Scenario, {"workload": offered, "deployment": stated, **scenario}, where="simulate")
+        requested = parse(Scenario, {"workload": offered, "deployment": deployment, **scenario}, where="simulate")
         run = recorded(requested.priced(), place, band=band, details=details, overwrite=overwrite)
         return replace(run, assumed=assumed(requested.synthetic))
 
@@ -160,9 +159,9 @@ def compare(
         a, b: settings in which the sides differ, by path (`{"policy": "fair"}`), or `deployment`, `replicas`,
             `router`, `gpu`, `calibration`. Without `traffic`: directories of recordings
         traffic: the requests that both sides serve, in the forms of `workload` in `simulate`
-        request: more fields of `tokentwin.planning.compare.request.CompareRequest`. `gpu` or `calibration` times the steps of
-            both sides. `model` and `tensor_parallel_size` hold for both sides, if `deployment` does not state them.
-            Other fields are `seeds`, `bounds` (ms by metric), `threshold` (a share), ...
+        request: more fields of `tokentwin.planning.compare.request.CompareRequest`. `gpu` or `calibration` times the
+            steps of both sides. `model` and `tensor_parallel_size` hold for both sides, if `deployment` does not state
+            them. Other fields are `seeds`, `bounds` (ms by metric), `threshold` (a share), ...
 
     Raises UserError for sides that cannot be simulated or paired.
     """
@@ -230,9 +229,9 @@ def diagnose(run: str | Path, **request: Any) -> DiagnosisDocument:
     """Find out why the recorded `run` is slow, and which changes would help.
 
     Args:
-        request: fields of `tokentwin.planning.diagnose.request.DiagnoseRequest`. With `gpu` or `calibration` the run is simulated
-            again with each constraint lifted. `metric` is the latency to explain. A latency above its bound in
-            `bounds` (ms) counts as high
+        request: fields of `tokentwin.planning.diagnose.request.DiagnoseRequest`. With `gpu` or `calibration` the run is
+            simulated again with each constraint lifted. `metric` is the latency to explain. A latency above its bound
+            in `bounds` (ms) counts as high
 
     Raises UserError if the run cannot be read or simulated.
     """
@@ -261,8 +260,8 @@ def validate(
         out: directory to write the report to; by default a temporary directory that stays after Python ends
         traffic: traffic to record on the engine now, into `out`, instead of `real`; in the forms of `workload` in
             `simulate`
-        request: more fields of `tokentwin.planning.measure.request.ValidateRequest`, about `traffic`: `repeats`, `limit`,
-            `rate_scale`, `window_s` (seconds)
+        request: more fields of `tokentwin.planning.measure.request.ValidateRequest`, about `traffic`: `repeats`,
+            `limit`, `rate_scale`, `window_s` (seconds)
 
     Raises UserError if the recordings do not all have the same workload and the calibrated engine, and if `out` holds
     recordings and `overwrite` is not set.
@@ -291,7 +290,8 @@ def calibrate(
     Args:
         deployment: the deployment to measure, or the deployment that wrote the `iterations`
         out: directory of the calibration and the recordings; by default a temporary one, kept until Python ends
-        request: more fields of `tokentwin.planning.measure.request.CalibrateRequest`: `minutes` to measure; or measurements to
+        request: more fields of `tokentwin.planning.measure.request.CalibrateRequest`: `minutes` to measure; or
+            measurements to
             read: `recordings`, `iterations` or `measured` with `gpu`, `case` with `data`, or `served` with `client`
 
     Raises UserError if torch is not installed or the model cannot be loaded, for measurements to which nothing can be
@@ -325,6 +325,7 @@ def _offered(traffic: Traffic | None, as_field: str = "") -> Iterator[Any]:
     `rate`, `users` and `concurrency` is made up to a specification.
     """
     from tokentwin.planning.made_up import made_up
+    from tokentwin.serving.errors import UserError, reason
     from tokentwin.serving.workload import Workload
 
     if isinstance(traffic, Mapping) and {"rate", "users", "concurrency"} & traffic.keys():
@@ -339,7 +340,11 @@ def _offered(traffic: Traffic | None, as_field: str = "") -> Iterator[Any]:
         if isinstance(traffic, Workload):
             from tokentwin.traces.formats.parquet import write_parquet
 
-            write_parquet(traffic, Path(path))
+            try:
+                write_parquet(traffic, Path(path))
+            except (TypeError, ValueError, AttributeError, OverflowError) as error:
+                remedy = f"has a request with a value of another kind: {reason(error)}"
+                raise UserError("workload", traffic.name, remedy) from None
         yield {as_field: path} if as_field else path
 
 

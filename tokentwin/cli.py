@@ -19,6 +19,7 @@ from click.core import ParameterSource
 
 from tokentwin.serving.compiled_core import CORE
 from tokentwin.serving.errors import UserError, reason, shortened
+from tokentwin.serving.user_code.call_limit import end_threads, print_error, watch
 
 VERBS = {
     "bench": "Replay a trace on the real engine, or send it to a server, and record it.",
@@ -90,8 +91,17 @@ def cli(traceback: bool) -> None:
     """Predict how an LLM serving system performs: one scheduler runs a real engine and a simulator."""
 
 
-def main() -> None:
-    """Run the console script. Bad input ends in one line on stderr and exit status 2."""
+def main(command: click.Command = cli) -> None:
+    """Run the console script, or a command of the lab, in a process that ends even if a user's code does not."""
+    watch(print_error)
+    try:
+        run(command)
+    finally:
+        end_threads()
+
+
+def run(command: click.Command = cli) -> None:
+    """Run a command with the arguments of this process. Bad input ends in one line on stderr and exit status 2."""
     os.environ["PYTHONSAFEPATH"] = "1"  # processes that it starts do not import from the working directory
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # the lookup would read all installed packages
     # Garbage collection would take a fifth of a command's time. Imports leave no garbage, and the end of the process
@@ -107,7 +117,7 @@ def main() -> None:
     log.propagate = False
     try:
         _check_text(sys.argv[1:])
-        cli.main([argument for argument in sys.argv[1:] if argument != _TRACEBACK], standalone_mode=False)
+        command.main([argument for argument in sys.argv[1:] if argument != _TRACEBACK], standalone_mode=False)
     except UserError as error:
         if _TRACEBACK in sys.argv and error.own_traceback:
             click.echo(error.own_traceback.rstrip(), err=True)
@@ -123,22 +133,11 @@ def main() -> None:
         error.show()
         sys.exit(2)
     except click.UsageError as error:
-        command = error.ctx.command_path if error.ctx else "tokentwin"
-        _refuse(f"{shortened(' '.join(error.format_message().split()), 250)} (see {command} --help)")
+        path = error.ctx.command_path if error.ctx else "tokentwin"
+        _refuse(f"{shortened(' '.join(error.format_message().split()), 250)} (see {path} --help)")
     except (click.Abort, KeyboardInterrupt):
         click.echo("tokentwin: interrupted", err=True)
         sys.exit(130)
-    finally:
-        _end_user_threads()
-
-
-def _end_user_threads() -> None:
-    """End threads of users' code, for which Python would wait after the command has ended."""
-    plugins = sys.modules.get("tokentwin.serving.user_code.plugins")
-    if plugins is not None and not plugins.end_user_threads():
-        sys.stdout.flush()
-        click.echo("tokentwin: a thread that a policy, router or cost model has started does not end", err=True)
-        os._exit(2)
 
 
 class _Paced(logging.Handler):

@@ -117,11 +117,15 @@ def requested(request: type[Requested], given: Mapping[str, Any]) -> Requested:
 
 
 def listed(option: str, texts: tuple[str, ...]) -> list[str]:
-    """Return distinct names, given one by one or separated by commas. Raises UserError for a comma without a name."""
+    """Return distinct names, given one by one or separated by commas, or by blanks if they are not names of GPUs.
+
+    Raises UserError for a comma without a name.
+    """
     for text in texts:
         if not all(part.strip() for part in text.split(",")):
             raise UserError(option, text, "has a comma without a name before or after it; leave the comma out")
-    return list(dict.fromkeys(name for text in texts for name in text.replace(",", " ").split()))
+    parts = (part.strip() for text in texts for part in text.split(","))
+    return list(dict.fromkeys(name for part in parts for name in ((part,) if option == "gpu" else part.split())))
 
 
 def traffic_options(name: str) -> Callable[[Command], Command]:

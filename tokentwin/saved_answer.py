@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -34,10 +35,11 @@ def _command_line() -> str:
     return shlex.join(words)
 
 
-class AnswerOutput(NamedTuple):
+@dataclass
+class AnswerOutput:
     """The output of an answer: its `style` (`table`, `markdown` or `json`), and the file to save it to.
 
-    `force` replaces a file that exists.
+    `force` replaces a file that exists; what was saved before is replaced anyway.
     """
 
     style: str
@@ -51,19 +53,33 @@ class AnswerOutput(NamedTuple):
 
     def finish(self, answer: Document) -> None:
         """Print and save `answer`; an answer with the field `inputs` gets the command line."""
-        if "inputs" in type(answer).model_fields:
-            answer = answer.model_copy(update={"inputs": {"command": _command_line()}})
+        self.keep(answer)
+        self.show(answer)
+
+    def keep(self, answer: Document) -> None:
+        """Save `answer` if it shall be saved, in place of what was known before."""
         if self.save is not None:
-            write_whole(self.save, lambda file: file.write_text(answer.dumps(), encoding="utf-8"), self.force)
+            text = _with_command(answer).dumps()
+            write_whole(self.save, lambda file: file.write_text(text, encoding="utf-8"), self.force)
+            self.force = True
+
+    def show(self, answer: Document) -> None:
+        """Print `answer`."""
         match self.style:
             case "json":
-                click.echo(answer.dumps())
+                click.echo(_with_command(answer).dumps())
             case "markdown":
                 click.echo(markdown(answer.report()), nl=False)
             case _:
                 from tokentwin.serving.answers.terminal import print_report
 
                 print_report(answer.report())
+
+
+def _with_command(answer: Document) -> Document:
+    if "inputs" not in type(answer).model_fields:
+        return answer
+    return answer.model_copy(update={"inputs": {"command": _command_line()}})
 
 
 def answering(command: Callable[..., None]) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""A recording that is written while a server runs, and its recovery if the server's process was killed.
+"""A recording that is written while a server or its client runs, and its recovery if that process was killed.
 
 `python -m tokentwin.traces.live_recording DIR` makes a recording from the journal of a killed process.
 """
@@ -21,7 +21,7 @@ import msgspec
 import pyarrow as pa
 
 from tokentwin.serving.errors import UserError
-from tokentwin.serving.workload import STOPPED, WorkloadRequest
+from tokentwin.serving.workload import STOPPED, Workload, WorkloadRequest
 from tokentwin.traces.formats.parquet import WorkloadWriter
 from tokentwin.traces.recording import JOURNAL
 from tokentwin.traces.recording_writer import RecordingWriter
@@ -88,15 +88,18 @@ class Place(NamedTuple):
     overwrite: bool = False
     again: bool = False
 
-    def open(self, run: Mapping[str, Any]) -> LiveRecording | None:
-        """Open a recording of `run`. Raises UserError on failure, or returns None if the process was restarted."""
+    def open(self, run: Mapping[str, Any], workload: Workload | None = None) -> LiveRecording | None:
+        """Open a recording of `run`, whose `workload` may be known at its start.
+
+        Raises UserError on failure, or returns None if the process was restarted.
+        """
         if self.out is None:
             return None
         try:
             path = self._path(Path(self.out))
             about = {**run, "run_id": path.name}
-            writer = RecordingWriter(path, about, overwrite=self.overwrite)
-            return LiveRecording(writer, about)
+            writer = RecordingWriter(path, about, workload=workload, overwrite=self.overwrite)
+            return LiveRecording(writer, about, writes_workload=workload is None)
         except UserError as error:
             if not self.again:
                 raise
@@ -139,20 +142,26 @@ def recover(path: Path) -> None:
 
 
 class LiveRecording:
-    """A recording that `writer` writes while a server runs. If writing fails, the server runs on without a recording.
+    """A recording that `writer` writes while requests are served. If writing fails, they are served on without it.
 
-    If `run` (the columns of `runs` known at the start) is given, everything is also written to a journal. `recover`
-    makes the recording from the journal if this process is killed.
+    If `writes_workload` is True, the workload is made of the requests that arrive; otherwise `writer` has it. If `run`
+    (the columns of `runs` known at the start) is given, everything is also written to a journal. `recover` makes the
+    recording from the journal if this process is killed.
     """
 
-    def __init__(self, writer: RecordingWriter, run: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, writer: RecordingWriter, run: Mapping[str, Any] | None = None, writes_workload: bool = True
+    ) -> None:
         self._writer: RecordingWriter | None = writer
         self._journal: Journal | None = None
-        self._workload = WorkloadWriter(writer.workload_path, "served", None, shares_prefixes=True)
+        self._workload: WorkloadWriter | None = None
+        if writes_workload:
+            self._workload = WorkloadWriter(writer.workload_path, "served", None, shares_prefixes=True)
         self._waiting: list[tuple[int, int]] = []  # a heap of arrivals and ids of requests not yet in the workload
         self._requests: dict[int, WorkloadRequest] = {}
         self._ended: dict[int, WorkloadRequest] = {}
         self._last_ns = 0
+        self._run: dict[str, Any] = {}
         if run is not None:
             self._try(lambda writer: self._begin(writer.path / JOURNAL, run))
 
@@ -171,7 +180,8 @@ class LiveRecording:
         It is written to the workload when it and all earlier requests have ended, because all its fields are then
         known.
         """
-        heappush(self._waiting, (request.arrival_ns, request.id))
+        if self._workload is not None:
+            heappush(self._waiting, (request.arrival_ns, request.id))
         self._requests[request.id] = request
         self._note("arrived", {name: getattr(request, name) for name in _OF_A_REQUEST})
 
@@ -186,9 +196,15 @@ class LiveRecording:
                 request = replace(request, output_len=row["output_tokens"], max_tokens=request.output_limit)
         elif row["reason"] and row["status"] not in ("rejected", "timed_out"):
             request = replace(request, cancel_ns=row["end_ns"])
-        self._ended[id] = request
-        self._follow()
+        if self._workload is not None:
+            self._ended[id] = request
+            self._follow(self._workload)
         self._try(lambda writer: writer.add_request(**row))
+
+    def add_run(self, **run: Any) -> None:
+        """Set further columns of `runs`, which `close` may set again."""
+        self._note("run", run)
+        self._run |= run
 
     def add_step(self, row: Mapping[str, Any]) -> None:
         self._note("step", row)
@@ -196,14 +212,18 @@ class LiveRecording:
 
     def close(self, **run: Any) -> None:
         """Close the recording; `run` has further columns of `runs`, which are known only now."""
-        self._try(lambda writer: self._workload.close())
-        self._try(lambda writer: writer.close(**run))
+        if (workload := self._workload) is not None:
+            self._try(lambda writer: workload.close())
+        self._try(lambda writer: writer.close(**{**self._run, **run}))
         self._writer = None
         if self._journal is not None:
             self._journal.close()
 
     def repeat(self, kind: str, row: dict[str, Any]) -> None:
         """Add an entry from another recording's journal."""
+        if kind == "run":
+            self.add_run(**row)
+            return
         if kind == "arrived":
             self.arrived(WorkloadRequest(**{**row, "prompt": tuple(map(tuple, row["prompt"]))}))
             return
@@ -222,10 +242,10 @@ class LiveRecording:
             status = {"status": "unfinished", "reason": why, "prompt_tokens": request.prompt_len}
             self.add_request({**request.labels, **status, **times})
 
-    def _follow(self) -> None:
+    def _follow(self, workload: WorkloadWriter) -> None:
         while self._waiting and self._waiting[0][1] in self._ended:
             request = self._ended.pop(heappop(self._waiting)[1])
-            self._try(lambda writer, request=request: self._workload.add(request))
+            self._try(lambda writer, request=request: workload.add(request))
 
     def _note(self, kind: str, row: Mapping[str, Any]) -> None:
         if (journal := self._journal) is not None:
@@ -239,7 +259,8 @@ class LiveRecording:
         except (UserError, OSError) as error:
             _LOG.error("the recording ends here: %s", error)
             with suppress(OSError):
-                self._workload.close()
+                if self._workload is not None:
+                    self._workload.close()
             self._writer.discard()
             self._writer = None
 

@@ -3,7 +3,8 @@
 Only one process at a time may write to a recording's directory, and only an older recording may be replaced. Row groups
 are written during the run to files with temporary names. Rows are collected into Arrow pieces, and pieces into row
 groups. `close` renames the files, with `runs.parquet` as the last one, so a directory with this file is a complete
-recording. Until then, a server also keeps a journal in the directory (`tokentwin.traces.live_recording`).
+recording. Until then, a server or `bench --url` also keeps a journal in the directory
+(`tokentwin.traces.live_recording`).
 """
 
 from __future__ import annotations
@@ -175,6 +176,18 @@ class _Closing(Recording):
         return temporary if temporary.exists() else super()._file(dataset)
 
 
+def check_writable(path: Path, overwrite: bool) -> None:
+    """Raise UserError if a `RecordingWriter` could not begin in `path`; what is there stays."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        _, lock = _claim(path, overwrite)
+        lock.close()
+    finally:
+        for folder in missing:
+            with suppress(OSError):
+                folder.rmdir()
+
+
 def _temporary(directory: Path, name: str) -> Path:
     return directory / f".{name}.partial"
 
@@ -191,7 +204,7 @@ def _claim(path: Path, overwrite: bool) -> tuple[bool, DirectoryLock]:
         raise UserError("recording", str(path), f"cannot be made: {reason(error)}") from None
     try:
         if (path / JOURNAL).exists() and not overwrite:
-            remedy = "holds what a killed `tokentwin serve` recorded; start it again there, or choose another"
+            remedy = "holds what a killed run recorded; `python -m tokentwin.traces.live_recording DIR` finishes it"
             raise UserError("recording", str(path), remedy)
         if (path / "runs.parquet").exists():
             if not overwrite:

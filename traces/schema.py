@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 
 from tokentwin.serving.errors import UserError
 from tokentwin.serving.step_plan import AGGREGATES
-from tokentwin.traces.formats.parquet import SCHEMA, arrow_reason
+from tokentwin.traces.formats.parquet import arrow_reason
+from tokentwin.traces.formats.request_table import SCHEMA
 
 COLUMNS_FILE = "columns.json"
 _NAMES_INSIDE = re.compile(r" \('\w+'\)")  # Parquet gives these names to the fields of a map

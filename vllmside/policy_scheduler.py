@@ -25,13 +25,14 @@ from vllm.v1.request import RequestStatus
 
 from tokentwin.serving.contract import Contract
 from tokentwin.serving.errors import UserError
+from tokentwin.serving.kv.content import TokenContent
 from tokentwin.serving.kv.grouped_pool import block_tables
 from tokentwin.serving.request import Request, Status
-from tokentwin.serving.scheduler import Hold, find_policy
+from tokentwin.serving.scheduler import Hold, check_own_setting, find_policy
 from tokentwin.serving.step_plan import StepPlan
 from tokentwin.serving.user_code.own_contract import contract_with
 from tokentwin.serving.workload import PRIVATE, WorkloadRequest
-from tokentwin.vllmside.request_tokens import RequestTokens, SaltedContent
+from tokentwin.vllmside.request_tokens import RequestTokens
 from tokentwin.vllmside.scheduler_settings import policy_and_settings, request_not_carried
 from tokentwin.vllmside.step_rows import StepRow, StepRows
 
@@ -75,7 +76,8 @@ class PolicyScheduler(Scheduler):
         _log.info("policy %s of tokentwin decides; its settings: %s", self.policy_name, self.settings)
 
     def _begin_anew(self) -> None:
-        content = SaltedContent(self._known, self.settings.block_size)
+        content = TokenContent(self._known, self.settings.block_size)
+        check_own_setting(self.policy_name, self.settings)
         self.ours = find_policy(self.policy_name)(self.settings, content=content)
         self._contract: Contract = contract_with(self.policy_name, self.ours, self.settings)
         self._rows = StepRows(block_tables(self.ours.pool))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-from tokentwin.serving.kv.content import TokenContent
-from tokentwin.serving.request import Request
 
 
 class RequestTokens:
@@ -14,22 +11,8 @@ class RequestTokens:
 
     def __init__(self, request: Any) -> None:
         self.request = request
-        salt = getattr(request, "cache_salt", None)
-        self.salt = salt.encode() if salt else b""
+        self.salt: str = getattr(request, "cache_salt", None) or ""
 
     @property
     def tokens(self) -> Sequence[int]:
         return self.request.all_token_ids
-
-
-class SaltedContent(TokenContent):
-    """Contents of KV blocks from token ids and salts.
-
-    As in vLLM, the first block of a request with a `cache_salt` includes the salt. Requests therefore share prefixes
-    only if they have the same salt.
-    """
-
-    def blocks(self, request: Request, first: int, last: int) -> Iterator[bytes]:
-        salt = self._sequences[request.id].salt  # type: ignore[attr-defined]
-        for index, block in enumerate(super().blocks(request, first, last), first):
-            yield salt + block if salt and index == 0 else block

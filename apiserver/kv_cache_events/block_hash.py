@@ -23,9 +23,9 @@ class BlockHash:
         self._encode: Callable[[Any], bytes] = _pickled if algorithm == "sha256" else _cbor
         self._root = self._hash(seed)
 
-    def hash_block(self, parent: bytes | None, tokens: Sequence[int]) -> bytes:
+    def hash_block(self, parent: bytes | None, tokens: Sequence[int], extra: tuple[str] | None = None) -> bytes:
         """Return the hash of a full block of `tokens`; `parent` is the hash of the block before it, if there is one."""
-        return self._hash((parent or self._root, tuple(tokens), None))
+        return self._hash((parent or self._root, tuple(tokens), extra))
 
     def _hash(self, value: Any) -> bytes:
         return sha256(self._encode(value)).digest()

@@ -34,7 +34,7 @@ class BlockStored(_Event):
     lora_id: int | None
     medium: str
     lora_name: str | None
-    extra_keys: list[None]
+    extra_keys: list[tuple[str] | None]
     group_idx: int = 0
     kv_cache_spec_kind: str = "full_attention"
 
@@ -59,16 +59,25 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class KvEvents:
-    """The events of one replica's prefix cache; `tokens` returns the tokens of a request between two positions."""
+    """The events of one replica's prefix cache.
+
+    `tokens` returns the tokens of a request between two positions, and `salt` its salt, of which vLLM makes the first
+    block's extra key.
+    """
 
     def __init__(
-        self, settings: KvEventSettings, block_size: int, tokens: Callable[[Request, int, int], Sequence[int]]
+        self,
+        settings: KvEventSettings,
+        block_size: int,
+        tokens: Callable[[Request, int, int], Sequence[int]],
+        salt: Callable[[Request], str] = lambda request: "",
     ) -> None:
         self._hash = BlockHash(settings.hash, settings.hash_seed)
         self._as_integers = settings.integer_hashes
         self._positional = settings.form == "positional"
         self._block_size = block_size
         self._tokens = tokens
+        self._salt = salt
         self._hashes: dict[int, bytes] = {}  # hash by block
         self._events: list[Event] = []
 
@@ -76,12 +85,15 @@ class KvEvents:
         size, blocks = self._block_size, request.blocks
         tokens = list(self._tokens(request, first * size, last * size))
         hash = parent = self._hashes[blocks[first - 1]] if first else None
-        hashes = []
-        for at in range(last - first):
-            hash = self._hashes[blocks[first + at]] = self._hash.hash_block(hash, tokens[at * size : (at + 1) * size])
+        hashes, extras = [], list[tuple[str] | None]([None] * (last - first))
+        if not first and (salt := self._salt(request)):
+            extras[0] = (salt,)
+        for at, extra in enumerate(extras):
+            block = tokens[at * size : (at + 1) * size]
+            hash = self._hashes[blocks[first + at]] = self._hash.hash_block(hash, block, extra)
             hashes.append(self._as_published(hash))
         before = None if parent is None else self._as_published(parent)
-        self._events.append(BlockStored(hashes, before, tokens, size, None, _GPU, None, [None] * len(hashes)))
+        self._events.append(BlockStored(hashes, before, tokens, size, None, _GPU, None, extras))
 
     def removed(self, block: int) -> None:
         self._events.append(BlockRemoved([self._as_published(self._hashes.pop(block))], _GPU))

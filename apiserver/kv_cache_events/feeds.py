@@ -1,4 +1,4 @@
-"""The publishers of KV events, for the replicas of a fleet and for one real engine."""
+"""The publishers of KV events, for the replicas of a fleet."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from tokentwin.apiserver.kv_cache_events.publisher import KvPublisher
 from tokentwin.apiserver.settings import KvEventSettings
 from tokentwin.serving.errors import UserError
 from tokentwin.serving.kv.block_pool import BlockPool
-from tokentwin.serving.request import Request
 
 if TYPE_CHECKING:
-    from tokentwin.realengine.engine import Engine
     from tokentwin.sim.fleet import Life
 
 
@@ -87,35 +85,3 @@ class KvFeeds:
     def close(self) -> None:
         for publisher in self._publishers.values():
             publisher.close()
-
-
-class EngineKvEvents(KvPublisher):
-    """The publisher of the KV events of the engine at `place`.
-
-    The engine's thread calls `follow` and `take`; another thread publishes.
-
-    If the engine's process was `begun_again` (restarted), the first event states that the cache is empty. Raises
-    UserError if the endpoints cannot be bound.
-    """
-
-    def __init__(
-        self, settings: KvEventSettings, place: int, topic: str, poller: zmq.Poller, begun_again: bool = False
-    ) -> None:
-        super().__init__(settings, place, topic, zmq.Context.instance(), poller)
-        self._settings = settings
-        self._begun_again = begun_again
-
-    def follow(self, engine: Engine) -> None:
-        """Start to observe `engine`, which has had no request yet. Raises UserError if it has no prefix cache."""
-
-        def tokens(request: Request, begin: int, end: int) -> list[int]:
-            return engine.sequences[request.id].tokens[begin:end]
-
-        self._events = KvEvents(self._settings, engine.deployment.scheduler.block_size, tokens)
-        observe(engine.scheduler.pool, self._events, self._settings)
-        if self._begun_again:
-            self._events.cleared()
-
-    def take(self) -> bytes | None:
-        """Return the events since the last call as a batch; None if there are none."""
-        return self._events.take(time())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol
 
-import msgspec
-
 from tokentwin.apiserver.filler import Texts
+from tokentwin.apiserver.openai_api.json_pieces import encode, json_pieces
 from tokentwin.apiserver.openai_api.tools import Calls, ChosenCalls
 from tokentwin.realengine.logit_rules import Logprob, PromptLogprob
 
@@ -35,15 +34,14 @@ class Piece:
     index: int = 0
     ended_by: str | int | None = None
     prompt: list[int] | None = None
-    scored: tuple[list[int], list[PromptLogprob]] | None = None
+    scored: tuple[list[int], Iterable[PromptLogprob]] | None = None
     echoes: bool = False
 
     def add(self, more: Piece) -> None:
-        """Append the next piece of the same choice."""
-        self.text += more.text
+        """Append the next piece of the same choice, without its text, in time that does not grow with the choice."""
         self.tokens += more.tokens
-        if more.logprobs is not None:
-            self.logprobs = (self.logprobs or []) + more.logprobs
+        if self.logprobs is not None:
+            self.logprobs += more.logprobs or []
         self.finish, self.ended_by = more.finish, more.ended_by
 
 
@@ -82,10 +80,14 @@ class Wording:
     texts: Texts
     token_ids: bool = False
     by_number: bool = False
+    _words: dict[int, str] = field(default_factory=dict, init=False)
 
     def word(self, token: int) -> str:
         """Return the text by which `token` is written with its log-probability."""
-        return f"token_id:{token}" if self.by_number else self.texts.decode([token], special=True)
+        if (word := self._words.get(token)) is None:
+            word = f"token_id:{token}" if self.by_number else self.texts.decode([token], special=True)
+            self._words[token] = word
+        return word
 
     def end(self, piece: Piece) -> dict[str, Any]:
         """Return the last fields of a choice, which both styles have."""
@@ -93,12 +95,12 @@ class Wording:
         tokens = {"token_ids": piece.tokens} if self.token_ids else {}
         return {"finish_reason": piece.finish, **ended, **tokens}
 
-    def prompt_logprobs(self, piece: Piece) -> list[dict[int, Any] | None] | None:
+    def prompt_logprobs(self, piece: Piece) -> Iterator[dict[int, Any] | None] | None:
         """Return vLLM's `prompt_logprobs`: of each token of the prompt but the first, and of the likeliest tokens."""
         if piece.scored is None:
             return None
         prompt, scores = piece.scored
-        return [None, *map(self._scored, prompt[1:], scores)]
+        return chain([None], map(self._scored, prompt[1:], scores))
 
     def _scored(self, token: int, score: PromptLogprob) -> dict[int, Any]:
         ranked = [(token, score.logprob, score.rank)]
@@ -141,25 +143,30 @@ class CompletionStyle:
         return {"index": piece.index, "text": piece.text, "logprobs": logprobs, **self.wording.end(piece), **prompt}
 
     def _logprobs(self, piece: Piece, logprobs: list[Logprob]) -> dict[str, Any]:
-        word, offsets, offset = self.wording.word, [], self._offsets.get(piece.index, 0)
-        tokens, scores = piece.tokens, list[Logprob | PromptLogprob | None](logprobs)
+        word, tokens = self.wording.word, piece.tokens
+        of_prompt: Sequence[Iterable[PromptLogprob | None]] = ()
         if piece.echoes and piece.scored is not None:
             prompt, scored = piece.scored
-            tokens, scores = [*prompt, *tokens], [None, *scored, *logprobs]
-        words = list(map(word, tokens))
-        for text in words:
-            offsets.append(offset)
-            offset += len(text)
-        self._offsets[piece.index] = offset
+            tokens, of_prompt = [*prompt, *tokens], ([None], scored)
+
+        def alternatives(token: int, one: Logprob | PromptLogprob | None) -> dict[str, float] | None:
+            if one is None:
+                return None
+            others = {word(other): max(logprob, _LEAST) for other, logprob in one.top}
+            return {word(token): max(one.logprob, _LEAST)} | others
+
         return {
-            "tokens": words,
-            "token_logprobs": [one and max(one.logprob, _LEAST) for one in scores],
-            "top_logprobs": [
-                one and {own: max(one.logprob, _LEAST)} | {word(token): max(other, _LEAST) for token, other in one.top}
-                for own, one in zip(words, scores, strict=True)
-            ],
-            "text_offset": offsets,
+            "tokens": map(word, tokens),
+            "token_logprobs": (one and max(one.logprob, _LEAST) for one in chain(*of_prompt, logprobs)),
+            "top_logprobs": map(alternatives, tokens, chain(*of_prompt, logprobs)),
+            "text_offset": self._text_offsets(piece.index, tokens),
         }
+
+    def _text_offsets(self, index: int, tokens: Sequence[int]) -> Iterator[int]:
+        for token in tokens:
+            offset = self._offsets.get(index, 0)
+            self._offsets[index] = offset + len(self.wording.word(token))
+            yield offset
 
 
 @dataclass(slots=True)
@@ -209,10 +216,10 @@ class ChatStyle:
     def _end(self, piece: Piece) -> dict[str, Any]:
         logprobs = None
         if piece.logprobs is not None:
-            content = [
+            content = (
                 {**self._token(token, one.logprob), "top_logprobs": [self._token(*other) for other in one.top]}
                 for token, one in zip(piece.tokens, piece.logprobs, strict=True)
-            ]
+            )
             logprobs = {"content": content, "refusal": None}
         end = self.wording.end(piece)
         if self.calls is not None:
@@ -237,6 +244,8 @@ class Documents:
     The last event of a stream has the usage if the client `wants_usage`.
     """
 
+    encode = staticmethod(json_pieces)
+
     def __init__(self, style: Style, id: str, model: str, created: int, wants_usage: bool = False) -> None:
         self._style = style
         self._wants_usage = wants_usage
@@ -249,30 +258,26 @@ class Documents:
         """Return the whole answer as one document."""
         return {**self._about, "object": self._style.object, **self._style.whole(pieces), "usage": usage.document()}
 
-    def encode(self, document: dict[str, Any]) -> bytes:
-        """Return a whole document as JSON."""
-        return json.dumps(document).encode()
-
     def opening(self, index: int, so_far: Usage | None = None) -> bytes:
         """Return the first event of a choice in a stream, or empty bytes if the style has no such event."""
         choice = self._style.opening(index)
         usage = {} if so_far is None else {"usage": so_far.document()}
-        return b"" if choice is None else event({**self._about, "choices": [choice], **usage})
+        return b"" if choice is None else b"".join(event({**self._about, "choices": [choice], **usage}))
 
-    def chunk(self, piece: Piece, so_far: Usage | None = None) -> bytes:
-        """Return a chunk as a server-sent event; chunks that have only text reuse the bytes around the text.
+    def chunk(self, piece: Piece, so_far: Usage | None = None) -> Iterable[bytes]:
+        """Return a chunk as the pieces of a server-sent event; if it has only text, it reuses the bytes around that.
 
         If `so_far` is given, the chunk has it as `usage`.
         """
         if so_far is None and self._text_alone and piece.finish is piece.logprobs is piece.prompt is None:
             before, after = self._around.get(piece.index) or self._frame(piece.index)
-            return before + msgspec.json.encode(piece.text) + after
+            return (before + encode(piece.text) + after,)
         usage = {} if so_far is None else {"usage": so_far.document()}
         return event({**self._about, **self._style.chunk(piece), **usage})
 
     def _frame(self, index: int) -> tuple[bytes, bytes]:
         framed = event({**self._about, **self._style.chunk(Piece("\0", [], None, None, index))})
-        before, after = framed.split(rb'"\u0000"')
+        before, after = b"".join(framed).split(rb'"\u0000"')
         self._around[index] = before, after
         return before, after
 
@@ -280,11 +285,11 @@ class Documents:
         """Return the last events of a stream."""
         if not self._wants_usage:
             return DONE
-        return event({**self._about, "choices": [], "usage": usage.document()}) + DONE
+        return b"".join([*event({**self._about, "choices": [], "usage": usage.document()}), DONE])
 
     def failure(self, error: dict[str, Any]) -> bytes:
         """Return the last events of a stream that ends with an error, of which OpenAI's document is given."""
-        return event({"error": error}) + DONE
+        return b"".join([*event({"error": error}), DONE])
 
 
 class AnswerDocuments(Protocol):
@@ -292,10 +297,10 @@ class AnswerDocuments(Protocol):
 
     @property
     def every(self) -> bool: ...
+    def encode(self, document: dict[str, Any]) -> Iterator[bytes]: ...
     def whole(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]: ...
-    def encode(self, document: dict[str, Any]) -> bytes: ...
     def opening(self, index: int, so_far: Usage | None = None) -> bytes: ...
-    def chunk(self, piece: Piece, so_far: Usage | None = None) -> bytes: ...
+    def chunk(self, piece: Piece, so_far: Usage | None = None) -> Iterable[bytes]: ...
     def end(self, usage: Usage) -> bytes: ...
     def failure(self, error: dict[str, Any]) -> bytes: ...
 
@@ -303,5 +308,6 @@ class AnswerDocuments(Protocol):
 DONE = b"data: [DONE]\n\n"
 
 
-def event(document: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
+def event(document: dict[str, Any]) -> Iterator[bytes]:
+    """Yield a server-sent event in pieces."""
+    return chain([b"data: "], json_pieces(document), [b"\n\n"])

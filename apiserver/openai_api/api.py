@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from array import array
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
@@ -19,11 +18,11 @@ from aiohttp import web
 from msgspec.structs import replace
 from pydantic import ValidationError
 
-from tokentwin.apiserver.engine_client import Answer, EngineClient
+from tokentwin.apiserver.engine_client import EngineClient
 from tokentwin.apiserver.failures import RequestFailures
 from tokentwin.apiserver.filler import PlainTexts, Texts, Words
 from tokentwin.apiserver.log import LOG
-from tokentwin.apiserver.messages import About, Add, Output
+from tokentwin.apiserver.messages import About, Add
 from tokentwin.apiserver.openai_api.answers import (
     AnswerDocuments,
     ChatStyle,
@@ -39,17 +38,17 @@ from tokentwin.apiserver.openai_api.anthropic_messages import (
     MessagesRequest,
     error_document,
 )
-from tokentwin.apiserver.openai_api.api_keys import check_host, check_key
-from tokentwin.apiserver.openai_api.beam_search import beam_search, check_beams
+from tokentwin.apiserver.openai_api.api_keys import check_host, check_key, check_operator, host_name
 from tokentwin.apiserver.openai_api.bodies import Bodies
 from tokentwin.apiserver.openai_api.connection import expect
 from tokentwin.apiserver.openai_api.delivery import (
+    BEGUN,
     Choice,
     Cut,
     ErrorSent,
     Picks,
     at_intervals,
-    refusal_for,
+    in_turns,
     timed_out,
     write_stream,
     write_whole,
@@ -78,10 +77,11 @@ from tokentwin.apiserver.openai_api.protocol import (
 )
 from tokentwin.apiserver.openai_api.refusal import Refusal, invalid
 from tokentwin.apiserver.openai_api.refusal import answer_to as openai_answer
-from tokentwin.apiserver.openai_api.response_store import ResponseStore
 from tokentwin.apiserver.openai_api.responses import ResponseDocuments, ResponsesRequest
 from tokentwin.apiserver.openai_api.tool_formats import format_of
 from tokentwin.apiserver.openai_api.tools import ChosenCalls, parameters_of
+from tokentwin.apiserver.openai_api.work import check_answers, check_vectors, check_work
+from tokentwin.realengine.grammar import ANY_OBJECT
 from tokentwin.realengine.logit_rules import LogitRules
 from tokentwin.realengine.tokenizer import Detokenizer
 from tokentwin.serving.errors import UserError
@@ -89,8 +89,8 @@ from tokentwin.serving.version import __version__
 
 _PLACE: web.AppKey[int | None] = web.AppKey("place")
 _OPEN = ("/health", "/ping", "/ready", "/metrics", "/version")  # paths that need no key, and no name of the host
+_OF_OPERATORS = ("/admin/", "/sleep", "/wake_up")  # paths that need a key, or a client on this machine
 _MOST_COUNTED = 1 << 18  # maximum number of tokens that /tokenize counts, if a prompt of the model is not longer
-_MOST_ANSWERS = 4096  # maximum number of answers to one request: vLLM has no such limit
 _COMPLETION_TOKENS = 16  # default length of a completion: OpenAI's and vLLM's
 
 # vLLM's names of the APIs whose answers are read for tool calls
@@ -106,8 +106,8 @@ class Api:
     A request may take up to `deadline_s` seconds. If `keys` are given, a client must send one of them. If
     `hosts` are given, it must call the server by one of these names. `tool_format` is the format of tool calls that
     the model chooses to make; `auto` follows its chat template. A twin gives `answers`, if there are any. If
-    `shows_cached`, OpenAI's `usage` has the cached tokens of prompts. The last `stored_responses` answers of the
-    Responses API are stored. If it `sleeps`, clients can send it to sleep.
+    `shows_cached`, OpenAI's `usage` has the cached tokens of prompts. If it `sleeps`, clients can send it
+    to sleep.
     """
 
     def __init__(
@@ -121,7 +121,6 @@ class Api:
         tool_format: str = "auto",
         answers: GivenAnswers | None = None,
         shows_cached: bool = False,
-        stored_responses: int = 0,
         sleeps: bool = False,
     ) -> None:
         self._engine = engine
@@ -134,7 +133,6 @@ class Api:
         self._tool_format = tool_format
         self._answers = answers
         self._shows_cached = shows_cached
-        self._responses = ResponseStore(stored_responses)
         self._sleeps = sleeps
         self._grammars = GrammarWriter()
         self._created = int(time())
@@ -151,8 +149,6 @@ class Api:
                 post("/v1/completions", self.completions),
                 post("/v1/chat/completions", self.chat),
                 post("/v1/responses", self.responses),
-                web.get("/v1/responses/{id}", self.response),
-                post("/v1/responses/{id}/cancel", self.cancel_response),
                 post("/v1/messages", self.messages),
                 post("/v1/messages/count_tokens", self.count_tokens),
                 post("/v1/embeddings", self.embeddings),
@@ -195,10 +191,14 @@ class Api:
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path not in _OPEN:
-            if self._hosts:
-                check_host(request.host, self._hosts)
+            operates = request.path.startswith(_OF_OPERATORS)
+            if self._hosts or operates:
+                allowed = self._hosts or (host_name(request.host) or "",)
+                check_host(request.host, request.headers.get("Origin"), allowed)
             if self._keys:
                 check_key(request.headers.get("Authorization", request.headers.get("X-Api-Key", "")), self._keys)
+            elif operates:
+                check_operator(request.path, request.remote, request.headers)
         return await handler(request)
 
     @web.middleware
@@ -371,19 +371,7 @@ class Api:
     async def responses(self, request: web.Request) -> web.StreamResponse:
         """Answer `POST /v1/responses`."""
         given, body, asked, style = await self._chat(request, monotonic_ns(), ResponsesRequest, "resp")
-        stores = self._responses.most and given.store is not False
-        keep = partial(self._responses.keep, given.items) if stores else None
-        return await self._generate(request, body, asked, style, documents=partial(ResponseDocuments, given, keep))
-
-    async def response(self, request: web.Request) -> web.Response:
-        """Return a stored answer of `POST /v1/responses`."""
-        stored = self._responses.get(request.match_info["id"])
-        return web.Response(body=stored.document, content_type="application/json")
-
-    async def cancel_response(self, request: web.Request) -> web.Response:
-        """Refuse to cancel a stored answer: it has ended, because none is made in the background."""
-        self._responses.get(request.match_info["id"])
-        raise Refusal(400, "Cannot cancel a synchronous response", "response_id")
+        return await self._generate(request, body, asked, style, documents=partial(ResponseDocuments, given))
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
         """Answer `POST /v1/messages`."""
@@ -408,12 +396,8 @@ class Api:
         prompts, echoes = [], []
         async with self._bodies.take(request) as given:
             body = given.parse(CompletionRequest)
-            check_beams(body)
             about, texts = self._served(body.model)
-            if len(body.prompts) * body.drawn > _MOST_ANSWERS:
-                field = _drawn_by(body)
-                what = f"{field}: more than {_MOST_ANSWERS} answers to one request; send several requests"
-                raise Refusal(400, what, field)
+            check_answers(len(body.prompts), body.drawn, body.drawn_by if body.drawn > 1 else "prompt")
             length = _length(body, about)
             for prompt in body.prompts:
                 if isinstance(prompt, str):
@@ -427,6 +411,7 @@ class Api:
             if not prompts:
                 raise Refusal(400, "prompt is missing; add it", "prompt")
             asked = [_asked(body, about, prompt, received_ns, _COMPLETION_TOKENS) for prompt in prompts]
+            check_work(body, asked)
             if self._answers is not None:
                 for one, said in zip(asked, body.prompts, strict=True):
                     self._answer(body, one, said if isinstance(said, str) else texts.decode(one.prompt))
@@ -440,13 +425,11 @@ class Api:
         """Return the request, the same as a chat, and a message for the engine; answers' ids begin with `id_prefix`."""
         async with self._bodies.take(request) as given:
             asked_for = given.parse(kind)
-            if isinstance(asked_for, ResponsesRequest) and asked_for.previous_response_id:
-                asked_for.follow(json.loads(self._responses.get(asked_for.previous_response_id).items))
             body = _as_chat(asked_for)
-            check_beams(body)
             about, texts = self._served(body.model)
             prompt = await given.apart(partial(_chat_tokens, texts, _length(body, about), body))
             asked = [_asked(body, about, prompt, received_ns, None)]
+            check_work(body, asked)
             self._answer(body, asked[0], body.messages[-1].for_template()["content"])
             calls = body.calls or self._chosen_calls(body, about, texts, _PARSED_FOR.get(kind, "other"))
             style = ChatStyle(_wording(body, texts), body.role, calls, id_prefix=id_prefix)
@@ -487,6 +470,8 @@ class Api:
         for one in asked:
             one.rules = rules
         constraint = as_text(body.constraint)
+        if about.twin and constraint == as_text({"json": ANY_OBJECT}):
+            constraint = as_text({"json": body.schema_in_prompt() or ANY_OBJECT})
         body.drop_input()
         return constraint
 
@@ -507,6 +492,10 @@ class Api:
         async with self._bodies.take(request) as given:
             body = given.parse(EmbeddingRequest)
             about, texts = self._served(body.model)
+            if body.dimensions is not None and body.dimensions > about.embedding_size:
+                what = f"dimensions: {body.dimensions} is more than the model's {about.embedding_size}"
+                raise Refusal(400, f"{what}; leave it out, or ask for fewer", "dimensions")
+            check_answers(len(body.prompts), 1, "input")
             length = PromptLength(about.max_model_len)
             for text in body.prompts:
                 if isinstance(text, str):
@@ -521,15 +510,16 @@ class Api:
                 asked.append(Add(0, prompt, 0, received_ns, priority=body.priority, tenant=body.user or ""))
         if not asked:
             raise Refusal(400, "input is missing; add it", "input")
+        check_vectors(asked, about.embedding_size)
         answer_id = _plain_header(request, "X-Request-Id", 128) or f"embd-{uuid4().hex}"
         with ExitStack() as opened:
             answers = []
-            for index, one in enumerate(asked):
+            async for index, one in in_turns(enumerate(asked)):
                 _label(one, request, "embeddings", answer_id, index)
                 answers.append(opened.enter_context(self._engine.open(one)))
             try:
                 async with asyncio.timeout(self._deadline_s):
-                    states = [await pooled(answer) for answer in answers]
+                    states = [(await pooled(answer))[: body.dimensions] for answer in answers]
             except TimeoutError:
                 raise timed_out() from None
             tokens = sum(len(one.prompt) for one in asked)
@@ -568,12 +558,8 @@ class Api:
             for index, asked in enumerate(every):
                 _label(asked, request, operation, answer_id, index)
                 asked.prefilled_at = source
-            if body.use_beam_search:
-                beams = await self._beams(body, every[::drawn])
-            else:
-                beams = None
-            for index, asked in enumerate(every):
-                answer = beams[index] if beams else answers.enter_context(self._engine.open(asked))
+            async for index, asked in in_turns(enumerate(every)):
+                answer = answers.enter_context(self._engine.open(asked))
                 outputs, interval = failing(answer, failure), body.stream_interval or 1
                 choice = Choice(
                     index,
@@ -609,7 +595,7 @@ class Api:
                 async with asyncio.timeout(self._deadline_s):
                     return await write_whole(request, choices, written, usage, handed_on, picks)
             except TimeoutError:
-                raise timed_out() from None
+                raise Cut if BEGUN in request else timed_out() from None
 
     def _check_planted(self, request: web.Request) -> None:
         """Raise the Refusal for which the request's header asks, at an endpoint that knows no other failure."""
@@ -647,43 +633,6 @@ class Api:
         seed = by_prompt if asked.seed is None or asked.temperature == 0 else asked.seed
         return await self._grammars.answer(asked.grammar, seed, asked.min_tokens, asked.max_tokens)
 
-    async def _beams(self, body: CompletionRequest | ChatRequest, of_prompts: Sequence[Add]) -> list[Answer]:
-        """Return the answers to every prompt that beam search finds. Raises Refusal if it takes too long."""
-        _, texts = self._served()
-        end = None if body.ignore_eos else texts.eos_id
-        width, how = body.n or 1, (body.length_penalty, body.include_stop_str_in_output)
-
-        async def answers_to(asked: Add) -> list[Answer]:
-            ask = partial(self._next_tokens, asked, 2 * width)
-            beams = await beam_search(ask, asked.prompt, width, asked.max_tokens, end, *how)
-            wanted = body.alternatives
-            return [
-                self._engine.written(
-                    beam.tokens, None if wanted is None else [one.among(wanted) for one in beam.logprobs], beam.finish
-                )
-                for beam in beams
-            ]
-
-        try:
-            async with asyncio.timeout(self._deadline_s), asyncio.TaskGroup() as searches:
-                tasks = [searches.create_task(answers_to(asked)) for asked in of_prompts]
-        except TimeoutError:
-            raise timed_out() from None
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        return [answer for task in tasks for answer in task.result()]
-
-    async def _next_tokens(self, asked: Add, alternatives: int, prompts: Sequence[list[int]]) -> list[Output]:
-        """Return the output of one token to each of `prompts`, with logprobs. Raises Refusal if one is refused."""
-        with ExitStack() as opened:
-            answers = []
-            for prompt in prompts:
-                one = replace(
-                    asked, prompt=prompt, max_tokens=1, min_tokens=0, logprobs=alternatives, stop_ids=[], answer=[]
-                )
-                answers.append(opened.enter_context(self._engine.open(one)))
-            return [await _whole(answer) for answer in answers]
-
     def _detokenizer(self, about: About, body: Generation, structured: bool) -> Detokenizer | Words:
         _, texts = self._served()
         filler = about.twin and not structured
@@ -696,19 +645,6 @@ class Api:
             return texts.decode(tokens, special=not body.skip_special_tokens)
 
         return Detokenizer(decode, body.stop, body.include_stop_str_in_output, body.min_tokens)
-
-
-async def _whole(answer: Answer) -> Output:
-    """Return all outputs of an answer as one, and report that it was delivered."""
-    (whole,) = [output async for output in at_intervals(answer, sys.maxsize, first_at_once=False)]
-    if whole.finish in ("refused", "crashed", "failed"):
-        raise refusal_for(whole)
-    if whole.finish == "cut":
-        raise Cut
-    now_ns = monotonic_ns()
-    answer.left(whole=True)
-    answer.delivered(now_ns, now_ns, now_ns)
-    return whole
 
 
 def _as_chat(asked: Any) -> ChatRequest:
@@ -814,8 +750,8 @@ def _asked(
     if body.min_tokens > limit:
         raise Refusal(400, f"min_tokens: {body.min_tokens} is more than max_tokens {limit}", "min_tokens")
     temperature = 1.0 if body.temperature is None else body.temperature
-    if body.drawn > 1 and temperature == 0 and not body.use_beam_search:
-        field = _drawn_by(body)
+    if body.drawn > 1 and temperature == 0:
+        field = body.drawn_by
         raise Refusal(400, f"{field} must be 1 where temperature is 0: all answers would be one", field)
     return Add(
         0,
@@ -833,14 +769,10 @@ def _asked(
         logprobs=0 if body.alternatives is None and body.drawn > (body.n or 1) else body.alternatives,
         prompt_logprobs=body.prompt_alternatives,
         priority=body.priority,
-        tenant=body.user or "",
+        tenant=body.user or str((body.vllm_xargs or {}).get("tenant", ""))[:256],
         adapter=body.model if body.model in about.adapters else "",
+        cache_salt=body.cache_salt or "",
     )
-
-
-def _drawn_by(body: CompletionRequest | ChatRequest) -> str:
-    """Return the name of the field that decides how many answers are generated to a prompt."""
-    return "best_of" if body.drawn > (body.n or 1) else "n"
 
 
 def _label(asked: Add, request: web.Request, operation: str, answer_id: str, index: int) -> None:

@@ -1,9 +1,10 @@
-"""API keys and host names, by which requests are authorised."""
+"""API keys, host names and addresses, by which requests are authorised."""
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -35,16 +36,35 @@ def check_key(authorization: str, keys: Sequence[bytes]) -> None:
         raise Refusal(401, "this server wants a key: send the header `Authorization: Bearer KEY`")
 
 
-def check_host(host: str, allowed: Collection[str]) -> None:
-    """Raise Refusal unless the header `Host`, without its port, is one of `allowed`.
+def check_host(host: str, origin: str | None, allowed: Collection[str]) -> None:
+    """Raise Refusal unless the headers `Host` and, of a web page, `Origin` have one of the names `allowed`.
 
     A web page can give the server's address a name of its own, and could then send requests in a visitor's browser.
+    Some requests it could send under the right name, too.
     """
     from tokentwin.apiserver.openai_api.refusal import Refusal
 
-    try:
-        name = urlsplit(f"//{host}").hostname
-    except ValueError:
-        name = None
-    if name not in allowed:
+    if host_name(host) not in allowed:
         raise Refusal(400, f"Host: {host[:256]} is not a name of this server; its operator can allow it")
+    if origin is not None and host_name(origin.partition("//")[2]) not in allowed:
+        raise Refusal(403, f"Origin: {origin[:256]} is not a name of this server; its operator can allow it")
+
+
+def host_name(address: str) -> str | None:
+    """Return a host's name without its port; None if `address` has none."""
+    try:
+        return urlsplit(f"//{address}").hostname
+    except ValueError:
+        return None
+
+
+def check_operator(path: str, remote: str | None, headers: Mapping[str, str]) -> None:
+    """Raise Refusal unless a request without a key comes from this machine, and not through a proxy."""
+    from tokentwin.apiserver.openai_api.refusal import Refusal
+
+    proxied = "X-Forwarded-For" in headers or "Forwarded" in headers
+    address = ip_address(remote or "::")
+    local = getattr(address, "ipv4_mapped", None) or address
+    if proxied or not local.is_loopback:
+        what = f"{path} is for operators; call it on the server's machine, or start the server with --api-key-file"
+        raise Refusal(403, what)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tokentwin.apiserver.openai_api.answers import ChatStyle, Piece, Usage
+from tokentwin.apiserver.openai_api.json_pieces import json_pieces
 
 
 class BlockStream(ABC):
@@ -23,6 +24,7 @@ class BlockStream(ABC):
     """
 
     every = False
+    encode = staticmethod(json_pieces)
 
     def __init__(self, style: ChatStyle, id: str, model: str, created: int) -> None:
         self.style, self.id, self.model, self.created = style, id, model, created
@@ -34,10 +36,6 @@ class BlockStream(ABC):
     @abstractmethod
     def whole(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         """Return the whole answer as one document."""
-
-    def encode(self, document: dict[str, Any]) -> bytes:
-        """Return a whole document as JSON."""
-        return json.dumps(document).encode()
 
     @abstractmethod
     def opening(self, index: int, so_far: Usage | None = None) -> bytes:
@@ -51,7 +49,7 @@ class BlockStream(ABC):
     def failure(self, error: dict[str, Any]) -> bytes:
         """Return the event of an error, of which OpenAI's document is given."""
 
-    def chunk(self, piece: Piece, so_far: Usage | None = None) -> bytes:
+    def chunk(self, piece: Piece, so_far: Usage | None = None) -> Sequence[bytes]:
         """Return the events that a piece of the answer adds."""
         delta = self.style.delta(piece)
         if text := delta.get("content"):
@@ -70,7 +68,7 @@ class BlockStream(ABC):
         if piece.finish:
             self._close()
             self._ended(piece)
-        return self._written()
+        return (self._written(),)
 
     def _close(self) -> None:
         if self._open:

@@ -105,6 +105,8 @@ class Bodies:
         """
         if request.content_type != "application/json":
             raise malformed(f"Content-Type: {request.content_type} is not read; send application/json")
+        if (coding := request.headers.get("Content-Encoding", "identity").lower()) != "identity":
+            raise Refusal(415, f"Content-Encoding: {coding[:40]} is not read; send the body as it is")
         mine = _Unfinished(asyncio.timeout(self._within_s))
         try:
             given = Given(data := await self._read(request, mine), self._threads)
@@ -143,6 +145,8 @@ class Bodies:
 
     async def _read(self, request: web.Request, mine: _Unfinished) -> bytearray:
         body: bytearray = request.get(_READ, bytearray())
+        if not body and request.headers.get("Expect", "").lower() == "100-continue":
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if len(body) >= _LONG:
             self._count(mine, len(body))
         self._unfinished.append(mine)

@@ -23,6 +23,7 @@ class Connection(web.RequestHandler):
             access_log=None,  # type: ignore[arg-type]  # None: no access log
             keepalive_timeout=patience_s,  # maximum time from the last answer, or from the start, to a complete head
             lingering_time=_REST_S,
+            auto_decompress=False,  # a kilobyte can become a megabyte
         )
         self._patience_s = patience_s
         self._drops: asyncio.TimerHandle | None = None
@@ -62,9 +63,7 @@ class Connection(web.RequestHandler):
 
 
 async def expect(request: web.Request) -> None:
-    """Answer the header `Expect: 100-continue`; HTTP has no other expectation."""
-    if request.headers["Expect"].lower() == "100-continue":
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    """Ask for no body yet: `Bodies` does, after the request's key was checked."""
 
 
 async def listen(server: web.Server, patience_s: float, **where: Any) -> asyncio.Server:

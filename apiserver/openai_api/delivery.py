@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
+from itertools import chain
 from math import inf
 from time import monotonic_ns
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -15,9 +18,15 @@ from tokentwin.apiserver.engine_client import Answer
 from tokentwin.apiserver.filler import Words
 from tokentwin.apiserver.messages import Output
 from tokentwin.apiserver.openai_api.answers import AnswerDocuments, Piece, Usage
+from tokentwin.apiserver.openai_api.json_pieces import PIECE
 from tokentwin.apiserver.openai_api.refusal import Refusal
 from tokentwin.realengine.logit_rules import PromptLogprob
 from tokentwin.realengine.tokenizer import Detokenizer
+
+BEGUN = "begun"  # key of a request of whose answer a part is sent
+_AT_A_TIME = 64  # answers or pieces after which other requests get their turn
+
+Item = TypeVar("Item")
 
 
 @dataclass(slots=True)
@@ -64,9 +73,9 @@ class Choice:
             if self.all_of_it:
                 piece.text, piece.tokens, piece.logprobs = "", [], [] if self.echoes else None
             if self.scored is not None:
-                scores = output.prompt_logprobs
-                if scores is None:  # of a twin
-                    scores = [_certain(token, self.score_top) for token in self.scored[1:]]
+                scores: Iterable[PromptLogprob] | None = output.prompt_logprobs
+                if scores is None:
+                    scores = _Certain(self.scored[1:], self.score_top)
                 piece.scored, piece.echoes, self.scored = (self.scored, scores), self.echoes, None
             piece.text, text = text + piece.text, ""
             piece.prompt, self.prompt = self.prompt, None
@@ -105,6 +114,14 @@ class Choice:
         self.answer.delivered(self.first_text_ns, self.first_sent_ns, self.last_text_ns)
 
 
+async def in_turns(items: Iterable[Item]) -> AsyncIterator[Item]:
+    """Yield `items`; other requests get their turn after every 64 of them."""
+    for number, item in enumerate(items, 1):
+        yield item
+        if number % _AT_A_TIME == 0:
+            await asyncio.sleep(0)
+
+
 async def at_intervals(
     outputs: AsyncIterable[Output], tokens: int, first_at_once: bool = True
 ) -> AsyncIterator[Output]:
@@ -123,28 +140,45 @@ async def at_intervals(
             gathered, first_at_once = None, False
 
 
-def _certain(token: int, alternatives: int) -> PromptLogprob:
-    """Return the logprob of a twin's token, which no model has judged: it is certain, the alternatives impossible."""
-    others = [(other, -inf) for other in range(alternatives) if other != token]
-    return PromptLogprob(0.0, 1, [(token, 0.0), *others][:alternatives])
+@dataclass(frozen=True, slots=True)
+class _Certain:
+    """The logprobs of a twin's prompt, which no model has judged: its tokens are certain, `top` others impossible."""
+
+    tokens: Sequence[int]
+    top: int
+
+    def __iter__(self) -> Iterator[PromptLogprob]:
+        for token in self.tokens:
+            others = [(other, -inf) for other in range(self.top) if other != token]
+            yield PromptLogprob(0.0, 1, [(token, 0.0), *others][: self.top])
 
 
 async def pieces_of(choices: Sequence[Choice]) -> AsyncIterator[Piece]:
-    """Yield the pieces of all choices in the order of their arrival."""
+    """Yield the pieces of all choices in the order of their arrival; the next piece of a choice is made after one."""
     if len(choices) == 1:
         async for piece in choices[0].pieces():
             yield piece
         return
-    sources = [choice.pieces() for choice in choices]
-    waiting = {asyncio.ensure_future(_next(source)): source for source in sources}
+    made, done = 0, asyncio.Queue[asyncio.Task[Piece | None]]()
+    waiting: dict[asyncio.Task[Piece | None], AsyncIterator[Piece]] = {}
+
+    def await_next(source: AsyncIterator[Piece]) -> None:
+        task = asyncio.ensure_future(_next(source))
+        task.add_done_callback(done.put_nowait)
+        waiting[task] = source
+
     try:
+        for choice in choices:
+            await_next(choice.pieces())
         while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            came = [(task.result(), waiting.pop(task)) for task in done]
-            pieces = [(piece, source) for piece, source in came if piece is not None]
-            for piece, source in sorted(pieces, key=lambda pair: pair[0].index):
-                waiting[asyncio.ensure_future(_next(source))] = source
-                yield piece
+            task = await done.get()
+            source = waiting.pop(task)
+            if (one := task.result()) is not None:
+                await_next(source)
+                yield one
+            made += 1
+            if made % _AT_A_TIME == 0:
+                await asyncio.sleep(0)
     finally:
         for task in waiting:
             task.cancel()
@@ -173,28 +207,57 @@ async def write_whole(
     usage: Usage,
     handed_on: dict[str, Any] | None,
     picks: Picks,
-) -> web.Response:
+) -> web.StreamResponse:
     """Send the answer as one document, and complete `usage`."""
     whole: dict[int, Piece] = {}
+    texts: dict[int, StringIO] = defaultdict(StringIO)
     async for piece in pieces_of(choices):
+        texts[piece.index].write(piece.text)
+        if not documents.every and piece.logprobs is None:
+            piece.tokens = []  # they are not written
         if (known := whole.get(piece.index)) is None:
             whole[piece.index] = piece
         else:
             known.add(piece)
+    for index, text in texts.items():
+        whole[index].text = text.getvalue()
     made_ns = monotonic_ns()
     _complete(usage, choices, picks.drawn)
     document = documents.whole(picks.best([whole[choice.index] for choice in choices]), usage)
     whole_document = document if handed_on is None else {**document, "kv_transfer_params": handed_on}
-    body = documents.encode(whole_document)
-    response = web.Response(body=body, content_type="application/json", charset="utf-8", headers=_stalled(choices))
-    await response.prepare(request)
-    await response.write_eof()
-    for choice in choices:
+    response = await write_json(request, documents.encode(whole_document), _stalled(choices))
+    async for choice in in_turns(choices):
         choice.answer.left(whole=True)
         choice.sent()
         choice.last_text_ns = made_ns
         choice.delivered()
     return response
+
+
+async def write_json(
+    request: web.Request, pieces: Iterator[bytes], headers: Mapping[str, str] | None = None
+) -> web.StreamResponse:
+    """Send a document that comes in pieces; if there are several, its length is not known. Then `BEGUN` is set."""
+    first, second = next(pieces), next(pieces, None)
+    response: web.StreamResponse
+    if second is None:
+        response = web.Response(body=first, content_type="application/json", charset="utf-8", headers=headers)
+        await response.prepare(request)
+    else:
+        kind = {"Content-Type": "application/json; charset=utf-8"}
+        response = web.StreamResponse(headers={**(headers or {}), **kind})
+        request[BEGUN] = True
+        await response.prepare(request)
+        await _write(response, chain([first, second], pieces))
+    await response.write_eof()
+    return response
+
+
+async def _write(response: web.StreamResponse, pieces: Iterable[bytes]) -> None:
+    for piece in pieces:
+        await response.write(piece)
+        if len(piece) >= PIECE:
+            await asyncio.sleep(0)  # other requests get their turn, even if the client reads at once
 
 
 async def write_stream(
@@ -227,7 +290,7 @@ async def write_stream(
                     if any(openings):
                         await response.write(b"".join(openings))
                 if documents.every or piece.text or piece.finish or piece.logprobs:
-                    await response.write(documents.chunk(piece, choice.usage if so_far else None))
+                    await _write(response, documents.chunk(piece, choice.usage if so_far else None))
                     choice.answer.left()
                 choice.sent()
     except (Refusal, TimeoutError) as error:
@@ -241,7 +304,7 @@ async def write_stream(
     _complete(usage, choices, n)
     await response.write(documents.end(usage))
     await response.write_eof()
-    for choice in choices:
+    async for choice in in_turns(choices):
         choice.delivered()
     return response
 

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from pydantic import Field, StrictBool
 
 from tokentwin.apiserver.engine_client import Answer
-from tokentwin.apiserver.openai_api.delivery import Cut, refusal_for
+from tokentwin.apiserver.openai_api.delivery import Cut, refusal_for, write_json
+from tokentwin.apiserver.openai_api.json_pieces import json_pieces
 from tokentwin.apiserver.openai_api.limited import Limited
-from tokentwin.apiserver.openai_api.protocol import Prompt, neutral
+from tokentwin.apiserver.openai_api.protocol import Prompt
 from tokentwin.apiserver.openai_api.refusal import Refusal
 
 Format = Literal["float", "base64"]
@@ -30,7 +31,7 @@ class EmbeddingRequest(Limited):
     model: str | None = Field(None, max_length=256)
     input: Prompt
     encoding_format: Format = "float"
-    dimensions: neutral(None) = None  # type: ignore[valid-type]
+    dimensions: int | None = Field(None, strict=True, ge=1)
     user: str | None = Field(None, max_length=256)
     priority: int = Field(0, strict=True, gt=-(2**31), lt=2**31)
     add_special_tokens: StrictBool = True
@@ -63,17 +64,16 @@ async def write_embeddings(
     style: Format,
     model: str,
     prompt_tokens: int,
-) -> web.Response:
+) -> web.StreamResponse:
     """Send the vectors of `states`, in order, as one document."""
     made_ns = monotonic_ns()
-    data = [
+    data = (
         {"object": "embedding", "index": index, "embedding": _encoded(_normalised(state), style)}
         for index, state in enumerate(states)
-    ]
+    )
     usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
-    response = web.json_response({"object": "list", "data": data, "model": model, "usage": usage})
-    await response.prepare(request)
-    await response.write_eof()
+    document = {"object": "list", "data": data, "model": model, "usage": usage}
+    response = await write_json(request, json_pieces(document))
     for answer in answers:
         answer.delivered(made_ns, monotonic_ns(), made_ns)
     return response

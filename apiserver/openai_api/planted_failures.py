@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -104,12 +104,13 @@ class BrokenDocuments:
         self.failure = documents.failure
         self._documents = documents
 
-    def encode(self, document: dict[str, Any]) -> bytes:
-        return _half(self._documents.encode(document))
+    def encode(self, document: dict[str, Any]) -> Iterator[bytes]:
+        return _half(b"".join(self._documents.encode(document)))
 
-    def chunk(self, piece: Piece, so_far: Usage | None = None) -> bytes:
-        return _half(self._documents.chunk(piece, so_far).rstrip()) + b"\n\n"
+    def chunk(self, piece: Piece, so_far: Usage | None = None) -> Iterator[bytes]:
+        yield from _half(b"".join(self._documents.chunk(piece, so_far)).rstrip())
+        yield b"\n\n"
 
 
-def _half(document: bytes) -> bytes:
-    return document[: len(document) // 2]
+def _half(document: bytes) -> Iterator[bytes]:
+    yield document[: len(document) // 2]

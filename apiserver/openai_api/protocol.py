@@ -30,20 +30,17 @@ from pydantic import (
 from tokentwin.apiserver.openai_api.grammar_writer import Constraint
 from tokentwin.apiserver.openai_api.kv_transfer import KvTransferParams
 from tokentwin.apiserver.openai_api.limited import Limited, at_most
-from tokentwin.apiserver.openai_api.structured import ResponseFormat, StructuredOutputs
+from tokentwin.apiserver.openai_api.structured import ResponseFormat, StructuredOutputs, schema_in
 from tokentwin.apiserver.openai_api.tools import Calls, NamedTool, ToolChoice, call_schema, parameters_of
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
 MOST_LOGPROBS = 20  # maximum number of alternatives returned with a token: OpenAI's limit, and vLLM's default
-_MOST_CHOICES = 128
 _MOST_BIASED = 1024
 _MOST_ALLOWED = 4096  # token ids in `allowed_token_ids`
-_MOST_DETOKENISED = 1 << 18
 _MOST_METADATA = 16  # OpenAI's limit
 MOST_MESSAGES = 1 << 14  # also parts of a message
 MOST_TOOLS = 1024
-_MOST_PROMPTS = 4096
 
 Token = Annotated[int, Field(strict=True, ge=0, le=_INT32)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -73,8 +70,8 @@ _Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 Prompt = Annotated[
     Annotated[str, Tag("as text")]
     | Annotated[_Tokens, Tag("as tokens")]
-    | Annotated[list[str], Field(max_length=_MOST_PROMPTS, fail_fast=True), Tag("as texts")]
-    | Annotated[list[_Tokens], Field(max_length=_MOST_PROMPTS, fail_fast=True), Tag("as lists of tokens")],
+    | Annotated[list[str], Field(fail_fast=True), Tag("as texts")]
+    | Annotated[list[_Tokens], Field(fail_fast=True), Tag("as lists of tokens")],
     Discriminator(_kind_of, "prompt_type", "must be a string or a list"),
 ]
 
@@ -120,15 +117,16 @@ class StreamOptions(Limited):
 
 _INPUT = {
     *("prompt", "messages", "tools", "documents", "chat_template_kwargs", "metadata", "logit_bias", "bad_words"),
-    *("allowed_token_ids", "response_format", "structured_outputs"),
+    *("allowed_token_ids", "response_format", "structured_outputs", "vllm_xargs", "mm_processor_kwargs"),
 }
+_GUIDED = ("json", "regex", "choice", "grammar")
 
 
 class Generation(Limited):
     """The fields that both endpoints have, with OpenAI's and vLLM's names."""
 
     model: Annotated[str, Field(max_length=256)] | None = None
-    n: Annotated[int, Field(strict=True, ge=1, le=_MOST_CHOICES)] | None = None
+    n: Annotated[int, Field(strict=True, ge=1, le=_INT32)] | None = None
     max_tokens: Annotated[int, Field(strict=True, ge=0, le=_INT32)] | None = None
     min_tokens: Annotated[int, Field(strict=True, ge=0, le=_INT32)] = 0
     stream: StrictBool | None = False
@@ -138,6 +136,7 @@ class Generation(Limited):
     request_id: Annotated[str, Field(pattern=r"^[ -~]{0,128}$")] = ""
     priority: Annotated[int, Field(strict=True, ge=-_INT32, le=_INT32)] = 0
     kv_transfer_params: KvTransferParams | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
 
     # Sampling
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
@@ -148,8 +147,6 @@ class Generation(Limited):
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     repetition_penalty: Annotated[Number, Field(gt=0)] | None = None
-    use_beam_search: StrictBool = False
-    length_penalty: Annotated[Number, Field(ge=-10, le=10)] = 1
     logit_bias: Annotated[dict[Annotated[str, AfterValidator(_token_id)], Number], at_most(_MOST_BIASED)] | None = None
     bad_words: (
         Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=128, fail_fast=True)]
@@ -175,20 +172,39 @@ class Generation(Limited):
 
     # Fields without effect here
     session_id: Label | None = None
-    return_token_offsets: StrictBool | None = False  # vLLM ignores it at these endpoints, too
     spaces_between_special_tokens: StrictBool = True
+    return_token_offsets: StrictBool | None = False  # vLLM ignores this and the next at these endpoints, too
+    detokenize: StrictBool | None = None
+    include_reasoning: StrictBool | None = None
+    vllm_xargs: dict[str, Any] | None = None  # for plugins; ours, the policies inside vLLM, read a tenant
+    mm_processor_kwargs: dict[str, Any] | None = None  # for images and sounds
+    guided_decoding_backend: Label | None = None
+    guided_whitespace_pattern: Label | None = None
 
     # Fields that are not supported
+    use_beam_search: neutral(False) = False  # type: ignore[valid-type]
+    length_penalty: neutral(1.0) = 1.0  # type: ignore[valid-type]
     logprob_token_ids: neutral(None, []) = None  # type: ignore[valid-type]
-    cache_salt: neutral(None) = None  # type: ignore[valid-type]
     ec_transfer_params: neutral(None, {}) = None  # type: ignore[valid-type]
     mm_payload: neutral("tensors") = "tensors"  # type: ignore[valid-type]
     repetition_detection: neutral(None) = None  # type: ignore[valid-type]
     return_mm_kwargs: neutral(None, False) = None  # type: ignore[valid-type]
     routed_experts_prompt_start: neutral(0) = 0  # type: ignore[valid-type]
     thinking_token_budget: neutral(None) = None  # type: ignore[valid-type]
-    vllm_xargs: neutral(None, {}) = None  # type: ignore[valid-type]
     watermarking: neutral(None, False) = None  # type: ignore[valid-type]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _guided(cls, given: Any) -> Any:
+        """Read the names that vLLM's structured outputs had in older releases."""
+        names = {f"guided_{name}": name for name in _GUIDED}
+        if not isinstance(given, dict) or given.keys().isdisjoint(names):
+            return given
+        guided = {names[name]: given[name] for name in names if given.get(name) is not None}
+        if guided and given.get("structured_outputs"):
+            raise ValueError(f"give either structured_outputs or guided_{next(iter(guided))}")
+        others = {name: value for name, value in given.items() if name not in names}
+        return {**others, **({"structured_outputs": guided} if guided else {})}
 
     @field_validator("stream_options")
     @classmethod
@@ -217,6 +233,10 @@ class Generation(Limited):
             return self.structured_outputs.constraint
         return {} if self.response_format is None else self.response_format.constraint
 
+    def schema_in_prompt(self) -> dict[str, Any] | None:
+        """Return the JSON schema that the prompt describes to the model; None if it has none."""
+        raise NotImplementedError
+
     @property
     def limit(self) -> int | None:
         """The maximum number of tokens to generate; None if the client does not state it."""
@@ -237,6 +257,11 @@ class Generation(Limited):
         """The number of answers to generate to each prompt; `n` of them are returned."""
         return self.n or 1
 
+    @property
+    def drawn_by(self) -> str:
+        """The name of the field that states `drawn`."""
+        return "best_of" if self.drawn > (self.n or 1) else "n"
+
     def drop_input(self) -> None:
         """Drop the fields that can be long, and that only the prompt and the constraint needed."""
         for name in _INPUT & type(self).model_fields.keys():
@@ -251,7 +276,7 @@ class CompletionRequest(Generation):
     logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_LOGPROBS)] | None = None
     add_special_tokens: StrictBool = True
 
-    best_of: Annotated[int, Field(strict=True, ge=1, le=_MOST_CHOICES)] | None = None
+    best_of: Annotated[int, Field(strict=True, ge=1, le=_INT32)] | None = None
     prompt_embeds: neutral(None) = None  # type: ignore[valid-type]
     suffix: neutral(None) = None  # type: ignore[valid-type]
 
@@ -271,6 +296,10 @@ class CompletionRequest(Generation):
         prompt = self.prompt if self.prompt is not None else []
         several = isinstance(prompt, list) and not isinstance(next(iter(prompt), None), int)
         return prompt if several else [prompt]  # type: ignore[return-value]
+
+    def schema_in_prompt(self) -> dict[str, Any] | None:
+        texts = [prompt for prompt in self.prompts if isinstance(prompt, str)]
+        return schema_in("\n".join(texts))
 
     @property
     def alternatives(self) -> int | None:
@@ -333,7 +362,6 @@ class _Chat(Limited):
     reasoning_effort: Label | None = None
     chat_template: neutral(None) = None  # type: ignore[valid-type]
     media_io_kwargs: neutral(None, {}) = None  # type: ignore[valid-type]
-    mm_processor_kwargs: neutral(None, {}) = None  # type: ignore[valid-type]
 
     @field_validator("continue_final_message")
     @classmethod
@@ -364,7 +392,6 @@ class ChatRequest(_Chat, Generation):
     top_logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_LOGPROBS)] | None = None
 
     parallel_tool_calls: StrictBool | None = True
-    include_reasoning: StrictBool = True
     metadata: Annotated[dict[str, str], at_most(_MOST_METADATA)] | None = None
     store: StrictBool | None = None
     service_tier: Label | None = None
@@ -407,6 +434,9 @@ class ChatRequest(_Chat, Generation):
             known = parameters_of(self.tools or [])
             return {"json": call_schema(known, calls.name, self.parallel_tool_calls is False)}
         return super().constraint
+
+    def schema_in_prompt(self) -> dict[str, Any] | None:
+        return schema_in("\n".join(message.for_template()["content"] for message in self.messages))
 
     @property
     def role(self) -> str:
@@ -455,4 +485,4 @@ class DetokenizeRequest(Limited):
     """The body of `POST /detokenize`."""
 
     model: Annotated[str, Field(max_length=256)] | None = None
-    tokens: Annotated[list[Token], Field(max_length=_MOST_DETOKENISED, fail_fast=True)]
+    tokens: Annotated[list[Token], Field(fail_fast=True)]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
-from pydantic import ConfigDict, Field, PrivateAttr, StrictBool
+from pydantic import ConfigDict, Field, StrictBool
 
 from tokentwin.apiserver.openai_api.answers import ChatStyle, Piece, Usage
 from tokentwin.apiserver.openai_api.block_stream import BlockStream
@@ -18,7 +18,7 @@ _MOST_METADATA = 16
 _SAME = (
     *("model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "user", "priority", "request_id"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "min_tokens", "parallel_tool_calls"),
-    *("chat_template_kwargs", "metadata"),
+    *("chat_template_kwargs", "metadata", "cache_salt", "vllm_xargs", "mm_processor_kwargs", "include_reasoning"),
 )
 
 
@@ -89,12 +89,16 @@ class ResponsesRequest(Limited):
     min_tokens: Any = None
     parallel_tool_calls: Any = None
     chat_template_kwargs: Any = None
+    cache_salt: Any = None
+    vllm_xargs: Any = None
+    mm_processor_kwargs: Any = None
+    include_reasoning: Any = None
     metadata: Annotated[dict[str, str], at_most(_MOST_METADATA)] | None = None
 
-    store: StrictBool | None = None  # without effect if the server stores nothing, as in vLLM
-    previous_response_id: Label | None = None
+    truncation: Literal["auto", "disabled"] | None = None
 
     # Fields without effect here
+    store: StrictBool | None = None  # nothing is stored
     service_tier: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
@@ -106,22 +110,10 @@ class ResponsesRequest(Limited):
     conversation: neutral(None) = None  # type: ignore[valid-type]
     include: neutral(None, [], ["reasoning.encrypted_content"]) = None  # type: ignore[valid-type]
     max_tool_calls: neutral(None) = None  # type: ignore[valid-type]
+    previous_response_id: neutral(None) = None  # type: ignore[valid-type]
     prompt: neutral(None) = None  # type: ignore[valid-type]
     stream_options: neutral(None, {}, {"include_obfuscation": False}) = None  # type: ignore[valid-type]
     top_logprobs: neutral(None, 0) = None  # type: ignore[valid-type]
-    truncation: neutral(None, "disabled") = None  # type: ignore[valid-type]
-
-    _before: list[dict[str, Any]] = PrivateAttr(default_factory=list)
-
-    def follow(self, items: list[dict[str, Any]]) -> None:
-        """Set the items of the conversation that this request continues; system messages end, as in vLLM."""
-        self._before = [item for item in items if item.get("role") != "system"]
-
-    @property
-    def items(self) -> list[dict[str, Any]]:
-        """The items of the conversation so far, without instructions: they hold for one answer only."""
-        new = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
-        return [*self._before, *new]
 
     def as_chat(self) -> dict[str, Any]:
         """Return the body of `POST /v1/chat/completions` that asks the same.
@@ -130,6 +122,8 @@ class ResponsesRequest(Limited):
         """
         same = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
         chat = {**same, "messages": self._messages(), "max_completion_tokens": self.max_output_tokens}
+        if self.truncation == "auto":
+            chat["truncate_prompt_tokens"] = -1
         if self.reasoning is not None and self.reasoning.effort is not None:
             chat["reasoning_effort"] = self.reasoning.effort
         if self.tools:
@@ -151,9 +145,10 @@ class ResponsesRequest(Limited):
 
     def _messages(self) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = []
+        items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
         if self.instructions:
             messages.append({"role": "system", "content": self.instructions})
-        for at, item in enumerate(self.items, -len(self._before)):
+        for at, item in enumerate(items):
             kind = item.get("type", "message")
             if kind == "message":
                 content = _text_of(item.get("content"), f"input.{at}.content")
@@ -187,19 +182,10 @@ def _text_of(content: Any, field: str) -> Any:
 
 
 class ResponseDocuments(BlockStream):
-    """The documents of the answer to `asked`; `keep` gets the complete one, if it is to be stored."""
+    """The documents of the answer to `asked`."""
 
-    def __init__(
-        self,
-        asked: ResponsesRequest,
-        keep: Callable[[dict[str, Any]], None] | None,
-        style: ChatStyle,
-        id: str,
-        model: str,
-        created: int,
-    ) -> None:
+    def __init__(self, asked: ResponsesRequest, style: ChatStyle, id: str, model: str, created: int) -> None:
         super().__init__(style, id, model, created)
-        self._keep = keep
         asked.input = ""  # it may be long, and is not repeated
         self._asked = asked
         self._output: list[dict[str, Any]] = []
@@ -214,7 +200,7 @@ class ResponseDocuments(BlockStream):
         for call in message.get("tool_calls", ()):
             function = call["function"]
             self._output.append(_call(call["id"], function["name"], function["arguments"], "completed"))
-        return self._complete(usage)
+        return self._document(self._status, usage)
 
     def opening(self, index: int, so_far: Usage | None = None) -> bytes:
         self._send("response.created", response=self._document("in_progress"))
@@ -222,14 +208,8 @@ class ResponseDocuments(BlockStream):
         return self._written()
 
     def end(self, usage: Usage) -> bytes:
-        self._send(f"response.{self._status}", response=self._complete(usage))
+        self._send(f"response.{self._status}", response=self._document(self._status, usage))
         return self._written()
-
-    def _complete(self, usage: Usage) -> dict[str, Any]:
-        document = self._document(self._status, usage)
-        if self._keep is not None:
-            self._keep(document)
-        return document
 
     def failure(self, error: dict[str, Any]) -> bytes:
         self._send("error", message=error["message"], code=str(error["code"]), param=error["param"])
@@ -251,9 +231,9 @@ class ResponseDocuments(BlockStream):
             "model": self.model,
             "output": self._output,
             "usage": None if usage is None else _usage(usage),
-            "store": self._keep is not None,
+            "store": False,
             "background": False,
-            "truncation": "disabled",
+            "truncation": asked["truncation"] or "disabled",
             "metadata": asked["metadata"] or {},
             "parallel_tool_calls": asked["parallel_tool_calls"] is not False,
             "tool_choice": asked["tool_choice"] or "auto",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Annotated, Any, Literal
 
@@ -11,6 +12,8 @@ from tokentwin.apiserver.openai_api.grammar_writer import Constraint
 from tokentwin.apiserver.openai_api.limited import Limited
 from tokentwin.realengine.grammar import ANY_OBJECT
 from tokentwin.serving.data_file import parse_json
+
+_MOST_OBJECTS = 64  # braces in a text at which a schema may begin
 
 
 class JsonSchema(Limited):
@@ -46,6 +49,25 @@ class ResponseFormat(Limited):
 def _parsed(schema: Any) -> Any:
     """Return a schema that is given as text, as vLLM takes it, as an object."""
     return parse_json(schema.encode()) if isinstance(schema, str) else schema
+
+
+def schema_in(text: str) -> dict[str, Any] | None:
+    """Return the last JSON schema of an object that is written in `text`; None if there is none.
+
+    Clients that ask for any JSON object describe it so to the model, which a twin does not have.
+    """
+    decoder, found, at = json.JSONDecoder(), None, text.find("{")
+    for _ in range(_MOST_OBJECTS):
+        if at < 0:
+            break
+        try:
+            value, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            end = at + 1
+        else:
+            found = value if isinstance(value.get("properties"), dict) else found
+        at = text.find("{", end)
+    return found
 
 
 class StructuredOutputs(Limited):

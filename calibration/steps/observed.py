@@ -327,8 +327,11 @@ class ObservedOwn(_Observed):
         said = "says how far off it may be" if self.pure.interval else "does not say how far off it may be"
         return Trust(UNKNOWN, f"the cost model {self.pure.name} was not made here, and {said}")
 
-    def _note(self, plan: StepPlan) -> None:
-        """Count nothing, because the domain in which this model was measured is not known."""
+    def step_ns(self, plan: StepPlan) -> int:
+        return self.pure.step_ns(plan)  # notes nothing, because the domain in which the model was measured is unknown
+
+    def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
+        return self.pure.decode_run_ns(rows, context, squares, steps)
 
 
 def observed(cost: OperationCost | StepCost | OwnCost) -> ObservedOperations | ObservedPrices | ObservedOwn:

@@ -43,7 +43,7 @@ def show(runs: Path) -> None:
         st.markdown(
             "These commands measure and calibrate our engine in a minute or two. The second runs the complete demo:"
         )
-        st.code("tokentwin calibrate --out runs/calibration\ntokentwin demo", language="bash")
+        blocks.code("tokentwin calibrate --out runs/calibration\ntokentwin demo")
         return
     name = choose("Calibration", list(paths), "calibration", lasting=False)
     try:
@@ -86,7 +86,7 @@ def _own(calibration: Calibration, directory: Path) -> None:
 
 
 def _prices(calibration: Calibration) -> None:
-    st.subheader("What a step costs", anchor=False, help=_PRICES)
+    st.header("What a step costs", anchor=False, help=_PRICES)
     surfaces = calibration.surfaces
     if surfaces is not None:
         _correction(surfaces.correction.factors, surfaces.added_ns)
@@ -136,10 +136,10 @@ def _other(calibration: ExternalCalibration) -> None:
     st.caption(f"calibration {calibration.id} · {calibration.gpu} · from {calibration.source} · {calibration.interval}")
     factors, errors = st.columns(2, gap="large")
     with factors:
-        st.subheader("Correction of predicted kernel times", anchor=False)
+        st.header("Correction of predicted kernel times", anchor=False)
         _correction(calibration.correction.factors, calibration.correction.added_ns)
     with errors:
-        st.subheader("Error on held-out steps", anchor=False)
+        st.header("Error on held-out steps", anchor=False)
         if calibration.residuals:
             data_table([{"regime": name, **residuals} for name, residuals in calibration.residuals.items()])
         else:

@@ -74,7 +74,7 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
 
 def _results(checked: CheckedClaim) -> None:
     st.markdown(f"“{literal(checked.claim)}”")
-    st.markdown(f"### {literal(capitalised(checked.verdict))}")
+    st.header(literal(capitalised(checked.verdict)), anchor=False)
     st.caption(f"{literal(checked.means)} Expected: {checked.expected}.")
     worst = min(checked.cases, key=lambda case: _WORST.index(case.level) if case.level in _WORST else 0)
     figure(
@@ -97,7 +97,7 @@ def _results(checked: CheckedClaim) -> None:
 
 def _own(runs: Path, name: str, plan: Planned | None) -> None:
     """Draw the inputs to check the claim under other conditions, if the dashboard runs in a checkout with `lab`."""
-    st.subheader("Under your conditions", anchor=False)
+    st.header("Under your conditions", anchor=False)
     if not lab_is_here():
         st.caption("To check claims under other conditions, run the dashboard in a checkout of the repository.")
         return

@@ -7,7 +7,7 @@ function draw(night) {
     Object.assign(layout, {paper_bgcolor: clear, plot_bgcolor: clear, font: {color: ink, size: 12}});
     for (const name of Object.keys(layout)) if (/^[xy]axis/.test(name)) Object.assign(layout[name], {
       gridcolor: grid, linecolor: grid, zerolinecolor: grid});
-    Plotly.react(node.previousElementSibling, figure.data, layout, {displaylogo: false, responsive: true});
+    Plotly.react(node.previousElementSibling, figure.data, layout, {displayModeBar: false, responsive: true});
   }
 }
 draw(dark.matches);

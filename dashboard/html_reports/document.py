@@ -95,7 +95,6 @@ class Document:
         help: str | None = None,
         *,
         small: bool = False,
-        menu: dict[str, Any] | None = None,
     ) -> None:
         """Write a figure under its heading and its badge: a place for it, and its JSON, escaped for the script."""
         drawn = go.Figure(plot).update_layout(template="none", autosize=True)

@@ -34,13 +34,8 @@ from tokentwin.dashboard.trust_page import answer as trust_answer
 from tokentwin.dashboard.trust_page import words as trust_words
 from tokentwin.dashboard.trust_page.domain import domain, timed_by
 from tokentwin.dashboard.trust_page.domain_view import TITLE, show_maps
-from tokentwin.dashboard.trust_page.results import (
-    error_line,
-    load_external,
-    newest_clients,
-    newest_decisions,
-    newest_external,
-)
+from tokentwin.dashboard.trust_page.own_question import judged, questions
+from tokentwin.dashboard.trust_page.results import load_external, newest_clients, newest_decisions, newest_external
 from tokentwin.dashboard.trust_page.rungs import LADDER, rungs
 from tokentwin.planning.compare.document import ComparisonDocument
 from tokentwin.planning.diagnose.document import DiagnosisDocument
@@ -79,7 +74,8 @@ def _plan(to: Sheet, answer: PlanDocument) -> str:
     to.text(f"SLOs: {', '.join(answer.objectives)}.", soft=True)
     if best:
         to.badge(plan_words.trust(best.trust))
-        to.text(error_line(load_external(EXTERNAL_SAMPLE), answer.gpu_of(best)), soft=True)
+        for question in questions(answer):
+            to.text(judged(question, load_external(EXTERNAL_SAMPLE)).sentence, soft=True)
         if answer.too_short:
             to.warning(sentence(answer.too_short))
         plan_answer.show_winning_mix(to, answer, best)
@@ -114,7 +110,7 @@ def _comparison(to: Sheet, answer: ComparisonDocument) -> str:
 def _diagnosis(to: Sheet, diagnosis: DiagnosisDocument) -> str:
     _diagnosed(to, diagnosis)
     _again(to, diagnosis.version, diagnosis.inputs, "Run")
-    return sentence(diagnosis.summary or diagnosis.verdict)
+    return sentence(diagnosis.finding())
 
 
 def _diagnosed(to: Sheet, diagnosis: DiagnosisDocument) -> None:
@@ -153,7 +149,7 @@ def _run(to: Sheet, source: RecordedRun) -> str:
         to.warning(str(error))
     if (diagnosis := _diagnosis_of(source)) is not None:
         to.heading("Why it is slow", None)
-        to.text(sentence(diagnosis.verdict))
+        to.text(sentence(diagnosis.finding()))
         _diagnosed(to, diagnosis)
     to.heading("Four lifecycles", None)
     gaps = "itl_ms" if metrics.distribution("itl_ms").count else "tpot_ms"

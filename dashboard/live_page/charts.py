@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from tokentwin.dashboard.live_page.snapshot import (
     GAUGES,
     LATENCIES,
     Snapshot,
-    quantile_ms,
+    quantile,
     tokens_per_second,
     values_between,
 )
@@ -86,13 +85,11 @@ def latencies(history: Sequence[Snapshot], bounds: Bounds) -> go.Figure | None:
         return None
     begins = _begins(history)
     kept = [at for at in (thin(len(history) - 1, _POINTS) + 1).tolist() if begins[at] < at]
-    curves: dict[str, dict[float, list[float]]] = {
-        name: {
-            share: [quantile_ms(history[begins[at]], history[at], name, share) for at in kept] for share in (0.5, 0.99)
-        }
+    curves = {
+        name: {share: [quantile(history[begins[at]], history[at], name, share) for at in kept] for share in (0.5, 0.99)}
         for name in LATENCIES
     }
-    shown = [name for name, both in curves.items() if not all(map(math.isnan, both[0.5]))]
+    shown = [name for name, both in curves.items() if any(both[0.5])]
     if not shown:
         return None
     plot = make_subplots(-(-len(shown) // 2), min(len(shown), 2), vertical_spacing=0.2, horizontal_spacing=0.12)
@@ -100,8 +97,11 @@ def latencies(history: Sequence[Snapshot], bounds: Bounds) -> go.Figure | None:
     for number, name in enumerate(shown):
         where: dict[str, Any] = {"row": number // 2 + 1, "col": number % 2 + 1}
         for share, dash in ((0.5, None), (0.99, "dot")):
-            hover = f"p{100 * share:g} %{{y:,.4~r}} ms<extra></extra>"
-            line(plot, times, curves[name][share], f"p{100 * share:g}", SIMULATED, hover, dash=dash, **where)
+            curve = curves[name][share]
+            values = [value.ms if value else None for value in curve]
+            said = [f"p{100 * share:g} {value}" if value else "" for value in curve]
+            look: dict[str, Any] = {"dash": dash, "text": said, **where}
+            line(plot, times, values, f"p{100 * share:g}", SIMULATED, "%{text}<extra></extra>", **look)
         for ms, label in bounds.get(f"{LATENCIES[name].lower()}_ms", {}).items():
             slo_line(plot, ms, label, "y", **where)
         plot.update_yaxes(title_text=f"{LATENCIES[name]} (ms)", rangemode="tozero", **where)
@@ -121,19 +121,18 @@ def _begins(history: Sequence[Snapshot]) -> list[int]:
 
 
 def latency_rows(history: Sequence[Snapshot]) -> list[dict[str, str]]:
-    """Return the number of values, p50, p90 and p99 of each latency over the last half minute, with their units.
+    """Return the number of values, the mean, p50, p90 and p99 of each latency over the last half minute, with units.
 
-    A quantile beyond the last bound of the server's histogram is `over` this bound; without values it is empty.
+    Without values they are empty.
     """
     before, after = history[_begins(history)[-1]], history[-1]
     rows = []
     for name, shown in LATENCIES.items():
-        row = {"latency": shown, "values": f"{values_between(before, after, name):,.0f}"}
+        count = values_between(before, after, name)
+        seconds = after.total(f"{name}_sum") - before.total(f"{name}_sum")
+        row = {"latency": shown, "values": f"{count:,.0f}", "mean": shown_time(1e3 * seconds / count) if count else ""}
         for share in _QUANTILES:
-            ms = quantile_ms(before, after, name, share)
-            last_ms = 1e3 * max(filter(math.isfinite, after.buckets.get(name, ())), default=math.inf)
-            over = "over " if ms >= last_ms else ""
-            row[f"p{100 * share:g}"] = "" if math.isnan(ms) else f"{over}{shown_time(ms)}"
+            row[f"p{100 * share:g}"] = str(quantile(before, after, name, share) or "")
         rows.append(row)
     return rows
 

@@ -7,8 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal, NamedTuple
 
 from prometheus_client import Metric
+
+from tokentwin.serving.answers.figures import shown_time
 
 Key = tuple[str, str]  # a sample's name without `vllm:`, and the replica's number
 
@@ -24,6 +27,7 @@ LATENCIES = {
     "e2e_request_latency_seconds": "E2E",
 }
 _TOKENS = "generation_tokens_total"
+_NARROW = 1.2  # largest ratio of the bounds of a bucket within which a quantile is interpolated
 
 
 @dataclass(frozen=True)
@@ -71,24 +75,45 @@ def tokens_per_second(history: Sequence[Snapshot]) -> tuple[list[float], list[fl
 
 def values_between(before: Snapshot, after: Snapshot, name: str) -> float:
     """Return the number of values of a histogram between two snapshots; 0 if the server was started again."""
-    counts = (max(snapshot.buckets.get(name, {}).values(), default=0.0) for snapshot in (after, before))
-    return max(next(counts) - next(counts), 0.0)
+    counts = _between(before, after, name)
+    return counts[-1][1] if counts else 0.0
 
 
-def quantile_ms(before: Snapshot, after: Snapshot, name: str, share: float) -> float:
-    """Return a quantile in ms of the values between two snapshots, by the rule of Prometheus' `histogram_quantile`.
+class Quantile(NamedTuple):
+    """A quantile of a histogram: `ms` is `at most` or `over` a bound, or within 15 % (`how` is then empty)."""
 
-    It is linear within a bucket. NaN if there were no values.
+    ms: float
+    how: Literal["", "at most", "over"] = ""
+
+    def __str__(self) -> str:
+        return f"{self.how} {shown_time(self.ms)}" if self.how else shown_time(self.ms, digits=2)
+
+
+def quantile(before: Snapshot, after: Snapshot, name: str, share: float) -> Quantile | None:
+    """Return a quantile of the values between two snapshots, as exactly as the server's buckets tell; None without.
+
+    Within a narrow bucket it is interpolated, as Prometheus does. A wide bucket tells only its upper bound.
+    """
+    counts = _between(before, after, name)
+    if not counts:
+        return None
+    rank, low, below = share * counts[-1][1], 0.0, 0.0
+    for bound, count in counts:
+        if math.isinf(bound):
+            break
+        if count >= rank and bound > _NARROW * low:
+            return Quantile(1e3 * bound, "at most")
+        if count >= rank:
+            return Quantile(1e3 * (low + (bound - low) * (rank - below) / (count - below)))
+        low, below = bound, count
+    return Quantile(1e3 * low, "over")
+
+
+def _between(before: Snapshot, after: Snapshot, name: str) -> list[tuple[float, float]]:
+    """Return the bounds of a histogram, in order, each with the number of values up to it between two snapshots.
+
+    The list is empty without values, or if the server was started again.
     """
     earlier = before.buckets.get(name, {})
     counts = [(bound, count - earlier.get(bound, 0.0)) for bound, count in after.buckets.get(name, {}).items()]
-    if not counts or counts[-1][1] <= 0 or min(count for _, count in counts) < 0:
-        return math.nan
-    rank, low, below = share * counts[-1][1], 0.0, 0.0
-    for bound, count in counts:
-        if count >= rank:
-            if math.isinf(bound) or count == below:
-                return 1e3 * low
-            return 1e3 * (low + (bound - low) * (rank - below) / (count - below))
-        low, below = bound, count
-    return 1e3 * low
+    return counts if counts and counts[-1][1] > 0 and min(count for _, count in counts) >= 0 else []

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from tokentwin.calibration.trust import ASSUMED, Trust
-from tokentwin.dashboard.blocks import BARE
 from tokentwin.dashboard.plan_page import charts as plan_charts
 from tokentwin.dashboard.plan_page import words
 from tokentwin.dashboard.sheet import Fact, Sheet, show
@@ -99,10 +98,10 @@ def show_others(to: Sheet, answer: PlanDocument) -> None:
 def show_traffic(to: Sheet, about: str, drawn: Mapping[str, go.Figure]) -> None:
     """Show the figures of the traffic that are among `drawn`; `about` is a clause below them."""
     asked = Trust(ASSUMED, "it is your input")
-    to.figure(drawn["lengths"], "lengths", "The traffic", asked, menu=BARE)
+    to.figure(drawn["lengths"], "lengths", "The traffic", asked)
     for name, (title, help) in _TRAFFIC.items():
         if name in drawn:
-            to.figure(drawn[name], name, title, asked, help, menu=BARE, small=True)
+            to.figure(drawn[name], name, title, asked, help, small=True)
     to.text(sentence(about), soft=True)
 
 

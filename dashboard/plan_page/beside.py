@@ -26,24 +26,17 @@ def _side(plan: Planned) -> Side:
 
 def _figures(plan: Planned) -> Iterator[tuple[str, Shown]]:
     best, mix = plan.answer.recommendation, plan.answer.winning_mix
-    if mix is not None:
-        yield "fleet", Shown(None, mix.name)
-        yield "GPUs", Shown(mix.gpus, f"{mix.gpus:,}")
-        yield "$ per hour", Shown(mix.usd_per_hour, shown_usd(mix.usd_per_hour))
-        yield "SLOs hold", Shown(mix.holds, NOTHING if mix.holds is None else percent(mix.holds), share=True)
-        yield "attainment", Shown(mix.attainment, shown_share(mix.attainment, 1), share=True)
-        yield "tok/s per user", Shown(mix.tok_s_user, shown_number(mix.tok_s_user))
-        yield "$ per Mtok output", Shown(None, NOTHING)
-        return
-    if best is None:
+    fleet = mix or best
+    if fleet is None:
         names = ("fleet", "GPUs", "$ per hour", "SLOs hold", "attainment", "tok/s per user", "$ per Mtok output")
         yield from ((name, Shown(None, "no fleet" if name == "fleet" else NOTHING)) for name in names)
         return
-    holds = best.choices.recommended.holds if best.choices else best.holds
-    yield "fleet", Shown(None, best.called(plan.answer.spares))
-    yield "GPUs", Shown(best.gpus, f"{best.gpus:,}")
-    yield "$ per hour", Shown(best.usd_per_hour, shown_usd(best.usd_per_hour))
+    holds = mix.holds if mix else plan.answer.hold_probabilities[best.engine, best.replicas] if best else None
+    usd_per_mtok_out = best.usd_per_mtok_out if best and mix is None else None
+    yield "fleet", Shown(None, mix.name if mix else best.called(plan.answer.spares) if best else "")
+    yield "GPUs", Shown(fleet.gpus, f"{fleet.gpus:,}")
+    yield "$ per hour", Shown(fleet.usd_per_hour, shown_usd(fleet.usd_per_hour))
     yield "SLOs hold", Shown(holds, NOTHING if holds is None else percent(holds), share=True)
-    yield "attainment", Shown(best.attainment, shown_share(best.attainment, 1), share=True)
-    yield "tok/s per user", Shown(best.tok_s_user, shown_number(best.tok_s_user))
-    yield "$ per Mtok output", Shown(best.usd_per_mtok_out, shown_usd(best.usd_per_mtok_out))
+    yield "attainment", Shown(fleet.attainment, shown_share(fleet.attainment, 1), share=True)
+    yield "tok/s per user", Shown(fleet.tok_s_user, shown_number(fleet.tok_s_user))
+    yield "$ per Mtok output", Shown(usd_per_mtok_out, shown_usd(usd_per_mtok_out))

@@ -96,7 +96,7 @@ def latencies(answer: PlanDocument) -> dict[str, go.Figure]:
     planned, best = answer.requests_per_s, answer.recommendation
     if planned is None or best is None or not answer.by_rate:
         return {}
-    knee = planned * (1 + best.headroom_percent / 100)
+    knee = planned * (1 + (best.headroom_percent or 0) / 100)
     bounds: Bounds = {}
     with suppress(UserError):  # a saved answer may hold any text
         bounds = bounds_of(answer.objectives)

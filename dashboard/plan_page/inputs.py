@@ -103,12 +103,16 @@ _ASYNC = "With async scheduling, the engine plans step N + 1 while step N runs."
 _LIMITS = {"max_num_seqs": ("seqs", 1_000_000, 16), "max_num_batched_tokens": ("batch_tokens", 100_000_000, 512)}
 _VARIED = "pipeline_parallel_size=1,2; dtype=bfloat16,float16"
 _MOST_TEXT = 1000  # maximum number of characters of all SLOs
-_VARY = "Values of other settings, as for `tokentwin plan --vary`. The plan tries every combination. Separate "
-"settings by semicolons."
+_VARY = (
+    "Values of other settings, as for `tokentwin plan --vary`. The plan tries every combination. Separate "
+    "settings by semicolons."
+)
 _COMBINATIONS, _CANDIDATES = 64, 4096  # maximum numbers, typed and in all; the page estimates each while a user types
 _TABLES = "kernel tables"
-_TIMED = "Kernel tables are measured times of each GPU's kernels. A calibration is measured on one engine; those in "
-"the runs directory are listed. A calibration of our own engine fixes the model."
+_TIMED = (
+    "Kernel tables are measured times of each GPU's kernels. A calibration is measured on one engine; those in "
+    "the runs directory are listed. A calibration of our own engine fixes the model."
+)
 _REST = {"": "vLLM's defaults", "yaml": "a deployment in YAML"}
 _REST_HELP = "If the deployment states model, tensor-parallel size or policy, the page hides these inputs."
 _NEEDED = {"gpus": "GPU", "tensor_parallel_sizes": "tensor-parallel size"}

@@ -34,11 +34,12 @@ from tokentwin.dashboard.plan_page.inputs import plan_inputs
 from tokentwin.dashboard.plan_page.tasks import COARSE, MOST_CLIENTS, PLAN, glance
 from tokentwin.dashboard.plan_page.what_if_line import what_if_line
 from tokentwin.dashboard.plan_page.words import EXAMPLE, LOOKED_AT
-from tokentwin.dashboard.planned import FLEETS, Planned, Ways, go_on, inputs_of, keep_link
+from tokentwin.dashboard.planned import FLEETS, Planned, Ways, go_on, inputs_of, keep_link, plan_of
 from tokentwin.dashboard.shapes import MOST_REQUESTS
 from tokentwin.dashboard.sheet import show as show_report
 from tokentwin.dashboard.shown import literal, prose, sentence, verbatim
-from tokentwin.dashboard.trust_page.results import error_line, readable_external, trust_on
+from tokentwin.dashboard.trust_page.own_question import judged, questions
+from tokentwin.dashboard.trust_page.results import readable_external, trust_on
 from tokentwin.dashboard.url import in_url, keep, link, named, open_kept, opened_with, pick
 from tokentwin.planning.jobs.job import Job
 from tokentwin.planning.plan.answer import length_histogram
@@ -123,22 +124,17 @@ def _planned(runs: Path, request: PlanRequest, ways: Ways, opened: str) -> None:
         _answer(plan, drawn, runs, ways)
         pinned_plan(runs, plan)
         show_traffic(blocks, plan.answer.traffic, {**drawn, **_clients(request)})
-    elif not request.asks_mixed_fleets and (early := _early(job)):
-        follow(job, COARSE)
-        st.caption("The fleet is final. Plots of other fleets, other rates and other engines follow.")
-        plan = Planned(job.id, settings, PlanDocument.read(early))
-        _answer(plan, figures(plan.answer), runs, {}, complete=False)
+    elif (early := plan_of(job)) is not None:
+        offer(job, _AGAIN, "Complete the plan", "find", watched=COARSE)
+        st.caption("The fleet is final. Plots of other fleets, other rates and other engines are simulated last.")
+        st.session_state[LOOKED_AT] = job.id
+        _answer(early, figures(early.answer), runs, ways)
     else:
         offered = json.dumps([settings.get(name) for name in Offered.model_fields], sort_keys=True)
         requests, about, drawn = _traffic(offered, request)  # refuses traffic that is too long to plan for
         st.title("Which fleet?", anchor=False)
         _unanswered(job, requests, request, answered=what_if_line(runs, request))
         show_traffic(blocks, about, {**drawn, **_clients(request)})
-
-
-def _early(job: Job) -> Any:
-    """Return the answer that a job under way has written without its curves; None as long as it searches."""
-    return (job.document(COARSE) or {}).get("answer") if job.status.active else None
 
 
 def _example(job: Job) -> None:
@@ -203,12 +199,12 @@ def _estimates(key: str, _request: PlanRequest) -> Any:
 
 def _said(on_the_way: Mapping[str, str] | None) -> None:
     if on_the_way is not None and "said" in on_the_way:
-        st.subheader(literal(sentence(on_the_way["said"])), anchor=False)
+        st.header(literal(sentence(on_the_way["said"])), anchor=False)
         st.caption("The complete answer follows.")
 
 
-def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Ways, complete: bool = True) -> None:
-    """Draw the answer of a plan; while it is not `complete`, there is no button that simulates its fleet."""
+def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Ways) -> None:
+    """Draw the answer of a plan; while it is not complete, there is no button that simulates its fleet."""
     answer, best = plan.answer, plan.answer.recommendation
     if best is None:
         st.title("A mixed fleet" if answer.feasible else "No fleet", anchor=False)
@@ -222,7 +218,7 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
     published = readable_external(runs)
     st.title(words.answer_name(answer, best), anchor=False)
     asked = " · ".join(map(literal, (plan.model, plan.traffic, ", ".join(map(prose, answer.objectives)))))
-    said = risk(best.choices) if (mix := answer.winning_mix) is None else risk_of_mix(mix)
+    said = risk(best.holds, best.choices) if (mix := answer.winning_mix) is None else risk_of_mix(mix)
     st.markdown(f"**{literal(said)}** For {asked}.", help=defined_in(f"SLO {asked}"))
     if answer.mixed:
         st.info(literal(answer.mixed))
@@ -232,17 +228,17 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
         run = st.container(width="content")
         downloads(answer, "plan")
         go_on(runs, plan, ways, "Plan")
-    if complete:
+    if plan.complete:
         run_of(runs, plan, best, ways, run, "Simulate it and open its run" if mix is None else _SIMULATE_SINGLE)
-    for error in filter(None, (error_line(published, gpu) for gpu in gpus) if published else ()):
-        st.caption(f"{literal(error)} [See Trust](trust?plan={plan.name})")
+    for verdict in [judged(question, published) for question in questions(answer)] if published else []:
+        st.caption(f"{literal(verdict.sentence)} [See Trust](trust?plan={plan.name})")
     if answer.too_short:
         most = f" This page simulates at most {MOST_REQUESTS:,} requests; `tokentwin plan` has no such limit."
         blocks.warning(sentence(answer.too_short) + (most if answer.requests == MOST_REQUESTS else ""))
     show_winning_mix(blocks, answer, best)
     _choices(answer)
     if pick("Show", list(_VIEWS), "show", _VIEWS.__getitem__) == FLEETS:
-        show_fleets(runs, plan, ways, on_plan=True)
+        show_fleets(runs, plan, ways)
         return
     show_recommended(blocks, answer, best, drawn)
     show_others(blocks, answer)

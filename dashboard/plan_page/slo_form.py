@@ -20,8 +20,8 @@ from tokentwin.serving.metrics import metric
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "prefill_ms", "decode_ms")
 ATTAINMENT = "attainment"
-_SHARED = "by attainment"  # in place of a percentile
-_PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", _SHARED)
+_SHARED = "by attainment"  # in place of a percentile or the mean
+_PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "mean", _SHARED)
 _HELP = "A percentile has its own share of the requests. All bounds *by attainment* must be met by the same requests."
 _CLASS = "Only requests of this SLO class count; empty: all requests."
 _ADDED = "10000"  # bound in ms of an SLO that is added
@@ -48,8 +48,7 @@ class Slo(NamedTuple):
             with suppress(UserError):
                 first = parse_objectives([line, *also]).slos[0]
                 ((name, bound),) = first.bounds
-                percentile = f"p{float(100 * first.share):.10g}" if not also else _SHARED
-                return cls(name, percentile, bound, first.slo_class)
+                return cls(name, _SHARED if also else first.statistic, bound, first.slo_class)
         return None
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tokentwin.planning.jobs.files import write_json
+from tokentwin.planning.jobs.files import read_json, write_json
 from tokentwin.planning.plan import planner
 from tokentwin.planning.plan.most_clients import most_clients
 from tokentwin.planning.plan.pricing import priced_candidates
@@ -30,11 +30,12 @@ def plan(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
     """Return the answer of a plan.
 
     Messages during the search go to `COARSE` as `said`; the last of them is a first answer. After the search, the
-    `answer` stands there without the curves around it, which are simulated last.
+    `answer` stands there without the curves around it, which are simulated last. A mixed fleet may still replace it, so
+    a plan that asks for mixed fleets has no such answer.
     """
     request = parse(PlanRequest, settings, where="plan")
     check_few_enough(request)
-    known: dict[str, Any] = {}
+    known: dict[str, Any] = read_json(out / COARSE) or {}  # of a plan that was ended early, and is started again
 
     def write(**more: Any) -> None:
         known.update(more)
@@ -43,7 +44,7 @@ def plan(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
     return planner.plan(
         request,
         say=lambda line: write(said=line),
-        early=lambda answer: write(answer=answer.as_json()),
+        on_tables=lambda answer: write(answer=answer.as_json()),
         tell=tell,
     ).as_json()
 

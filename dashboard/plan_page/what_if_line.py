@@ -26,7 +26,7 @@ def what_if_line(runs: Path, request: PlanRequest) -> bool:
     if repriced is None:
         return False
     fleet, before = fleet_name(repriced.fleet, request.spares), fleet_name(best, plan.answer.spares)
-    st.subheader(f"{literal(fleet)}, \\{shown_usd(repriced.fleet.usd_per_hour)}/h", anchor=False)
+    st.header(f"{literal(fleet)}, \\{shown_usd(repriced.fleet.usd_per_hour)}/h", anchor=False)
     unknown = "The probability that the SLOs hold is unknown. "
     holds = unknown if repriced.holds is None else f"The SLOs hold in {percent(repriced.holds)} of cases. "
     same = fleet == before

@@ -10,7 +10,15 @@ from typing import Any
 from tokentwin.calibration.trust import Trust, noted_trust, weakest
 from tokentwin.dashboard.shown import prose
 from tokentwin.dashboard.uploads import trace_name
-from tokentwin.planning.plan.document import Choice, FleetPoint, LoadPoint, PlanDocument, Recommendation, TrustSection
+from tokentwin.planning.plan.document import (
+    Choice,
+    FleetPoint,
+    LoadPoint,
+    PlanDocument,
+    Recommendation,
+    TrustSection,
+    percent,
+)
 from tokentwin.planning.plan.frontier import Fleet, Point, per_dollar, per_gpu, unbeaten
 from tokentwin.planning.plan.mixed_fleet import MixedFleet
 from tokentwin.serving.answers.figures import counted, shown_band, shown_number, shown_share, shown_usd
@@ -45,11 +53,7 @@ def trusted_part(answer: PlanDocument, best: Recommendation) -> tuple[list[str],
 
 def headline(best: Recommendation) -> dict[str, str]:
     """Return the main figures of the recommended fleet by name."""
-    figures = {
-        "GPUs": f"{best.gpus:,}",
-        "$ per hour": shown_usd(best.usd_per_hour),
-        "attainment": shown_share(best.attainment, 1),
-        "tok/s per user": shown_number(best.tok_s_user),
+    figures = mixed_headline(best) | {
         "headroom": best.headroom,
         "$ per Mtok output": shown_usd(best.usd_per_mtok_out),
     }
@@ -71,13 +75,13 @@ def attainment_of(answer: PlanDocument, fleet: Point) -> str:
     return shown_share(fleet.attainment, 1)
 
 
-def mixed_headline(mix: MixedFleet) -> dict[str, str]:
-    """Return the main figures of a mixed fleet by name."""
+def mixed_headline(fleet: MixedFleet | Recommendation) -> dict[str, str]:
+    """Return the main figures by name that a mixed fleet has, too."""
     return {
-        "GPUs": f"{mix.gpus:,}",
-        "$ per hour": shown_usd(mix.usd_per_hour),
-        "attainment": shown_share(mix.attainment, 1),
-        "tok/s per user": shown_number(mix.tok_s_user),
+        "GPUs": f"{fleet.gpus:,}",
+        "$ per hour": shown_usd(fleet.usd_per_hour),
+        "attainment": shown_share(fleet.attainment, 1),
+        "tok/s per user": shown_number(fleet.tok_s_user),
     }
 
 
@@ -165,18 +169,21 @@ def every_fleet(answer: PlanDocument, recommended: int | None) -> Table:
     points = answer.points
     order, frontier = ranked(points, recommended), {*unbeaten(points, per_gpu), *unbeaten(points, per_dollar)}
     more: list[tuple[Column, Sequence[Any]]] = [
-        (Column("SLOs"), [slos_of(points[at]) for at in order]),
+        (Column("SLOs"), [slos_of(answer, points[at]) for at in order]),
         (Column("on a frontier"), [at in frontier for at in order]),
         (Column("trust"), [trust(points[at]).level for at in order]),
     ]
     return answer.fleets([points[at] for at in order], more)
 
 
-def slos_of(point: Point) -> str:
-    """Return whether a fleet meets the SLOs."""
-    if point.met:
-        return "met"
-    return "broken if steps are slow" if point.met_as_predicted else "broken"
+def slos_of(answer: PlanDocument, point: Point) -> str:
+    """Return in how many cases a fleet keeps the SLOs: its probability, or at least on which side of the plan's."""
+    holds = answer.hold_probabilities.get((point.engine, point.replicas))
+    if holds is not None:
+        return f"hold in {percent(holds)} of cases"
+    if not point.met_as_predicted:
+        return "broken"
+    return f"hold in {'≥' if point.met else '<'} {shown_share(1 - answer.risk)} of cases"
 
 
 def ranked(points: Sequence[Point], recommended: int | None) -> list[int]:

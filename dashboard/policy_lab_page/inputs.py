@@ -43,8 +43,10 @@ _ALONE = "none (recordings only)"
 _BUNDLED = "bundled calibration"
 _NO_ENGINE = "none"
 _ALSO = "A pair of recordings with the same requests that `compare --engine` made on another engine, such as vLLM."
-_SEEDS = "Number of runs of each side, each with other random arrivals. From five runs on, intervals come from the "
-"differences between runs, otherwise from those within a run."
+_SEEDS = (
+    "Number of runs of each side, each with other random arrivals. From five runs on, intervals come from the "
+    "differences between runs, otherwise from those within a run."
+)
 _WIN = "A request counts as better or worse if its latency changes by at least this percentage."
 _NUMBERS: dict[str, dict[str, tuple[float, float, float]]] = {  # settings of a policy: lowest, highest, step
     "sarathi": {"sarathi_token_budget": (0, 1_000_000, 64)},

@@ -129,7 +129,7 @@ def _how_to_record(runs: Path) -> None:
     with st.expander("This pair is bundled. How to record your own"):
         st.markdown("This command runs both sides on the real engine in turns, three times each, and simulates both:")
         command = "tokentwin compare a.yaml b.yaml --trace TRACE -c CALIBRATION --engine --repeats 3"
-        st.code(f"{command} --out {runs.resolve().name}/compared", language="bash", wrap_lines=True)
+        blocks.code(f"{command} --out {runs.resolve().name}/compared")
 
 
 def _recordings(runs: Path) -> dict[str, Path]:
@@ -145,7 +145,7 @@ def _recordings(runs: Path) -> dict[str, Path]:
 
 def _answer(answer: ComparisonDocument) -> None:
     icon = _ICONS[answer.winner, answer.difference]
-    st.subheader(f"{icon} {verbatim(capitalised(answer.verdict))}", anchor=False, help=defined_in(answer.verdict))
+    st.header(f"{icon} {verbatim(capitalised(answer.verdict))}", anchor=False, help=defined_in(answer.verdict))
     with st.container(horizontal=True, vertical_alignment="center"):
         blocks.badge(words.trust(answer))
         downloads(answer, "comparison")

@@ -24,10 +24,10 @@ def what_it_buys(diagnosis: DiagnosisDocument) -> go.Figure:
     """
     name = diagnosis.metric
     before = diagnosis.simulated_finished if diagnosis.sheds else diagnosis.simulated_p99.get(name)
-    ordered = sorted(diagnosis.with_changes, key=lambda c: _bought(c, name))
+    ordered = sorted(diagnosis.with_changes, key=lambda c: c.gain(name))
     figure = go.Figure()
     for label, colour, changes in _traces(ordered, name):
-        shares = [100 * _bought(c, name) for c in changes]
+        shares = [100 * c.gain(name) for c in changes]
         text = {"text": [_left(c, name) for c in changes], "textposition": "none" if colour == ALARM else "auto"}
         gains = [shown_change(share) if math.isfinite(share) else "none" for share in shares]
         hover = f"with %{{y}}: %{{customdata}} of {_judged(name)}<extra></extra>"
@@ -36,7 +36,7 @@ def what_it_buys(diagnosis: DiagnosisDocument) -> go.Figure:
         if colour == ALARM:  # text beside the bar, where there is room even if the bar is short
             for c in changes:
                 figure.add_annotation(x=0, y=c.called, text=_left(c, name), showarrow=False, xanchor="left", xshift=4)
-    lowest = min((100 * _bought(c, name) for c in ordered), default=0.0)
+    lowest = min((100 * c.gain(name) for c in ordered), default=0.0)
     figure.update_layout(barmode="overlay")
     figure.update_yaxes(categoryorder="array", categoryarray=[c.called for c in ordered])
     figure.update_xaxes(
@@ -48,22 +48,16 @@ def what_it_buys(diagnosis: DiagnosisDocument) -> go.Figure:
     return finish(figure, 90 + 34 * max(len(ordered), 3))
 
 
-def _bought(counterfactual: Counterfactual, name: str) -> float:
-    """Return the gain of a change. None means minus infinity, because JSON has no number for an infinite p99."""
-    share = counterfactual.bought.get(name)
-    return -math.inf if share is None else share
-
-
 def _traces(counterfactuals: Sequence[Counterfactual], name: str) -> list[tuple[str, str, list[Counterfactual]]]:
     """Return label, colour and bars: changes that help, by the kind of problem, and changes that make it worse."""
-    worse = [c for c in counterfactuals if _bought(c, name) < -_LEAST]
+    worse = [c for c in counterfactuals if c.gain(name) < -_LEAST]
     helping = [c for c in counterfactuals if c not in worse]
     traces = [(label, colour, [c for c in helping if c.kind == kind]) for kind, (label, colour) in _KINDS.items()]
     return [trace for trace in (*traces, ("makes it worse", ALARM, worse)) if trace[2]]
 
 
 def _left(counterfactual: Counterfactual, name: str) -> str:
-    share = _bought(counterfactual, name)
+    share = counterfactual.gain(name)
     if abs(share) < _LEAST:
         return "no change"
     if name == FINISHED:

@@ -13,7 +13,6 @@ import streamlit as st
 
 from tokentwin.calibration.validation.decision_replay import recorded_deployment
 from tokentwin.dashboard import blocks
-from tokentwin.dashboard.blocks import BARE
 from tokentwin.dashboard.bundled import SAMPLES, bundled_answer
 from tokentwin.dashboard.job_view import offer
 from tokentwin.dashboard.library import stamp
@@ -81,29 +80,21 @@ def diagnosis_view(
 def _verdict(diagnosis: DiagnosisDocument | None, bounds: Mapping[str, float]) -> None:
     if diagnosis is None:
         st.markdown("This run has so many requests that a background job looks for symptoms.")
-    elif diagnosis.counterfactuals:
-        st.markdown(f"**{sentence(diagnosis.summary or diagnosis.verdict)}**")
-        if remains := diagnosis.remains(bounds):
-            st.markdown(sentence(remains))
-        st.caption(sentence(diagnosis.verdict))
-    elif diagnosis.symptoms:
-        worst = diagnosis.symptoms[0]
-        st.markdown(f"The worst symptom: **{worst.name}** ({worst.lifecycle}).")
     else:
-        st.markdown("No symptom found.")
+        st.markdown(f"**{sentence(diagnosis.finding(bounds))}**")
 
 
 def show_changes(to: Sheet, diagnosis: DiagnosisDocument, command: str = "") -> None:
     """Show the gain from lifting each constraint; `command` compares the run with the best change."""
-    show(to, diagnosis.shown_questions())
     if command:
         to.text("This command compares the run with the recommended change, request by request:")
         to.code(command)
-    to.figure(what_it_buys(diagnosis), "buys", "What would help", trust(diagnosis), _BUYS, menu=BARE)
+    to.figure(what_it_buys(diagnosis), "buys", "What would help", trust(diagnosis), _BUYS)
     if diagnosis.warning:
         to.warning(sentence(diagnosis.warning))
     with to.fold("All latencies, and changes that were not tried"):
         show(to, diagnosis.shown_lifts())
+        show(to, diagnosis.shown_areas())
 
 
 def _settings(recording: Recording, at: str, source: Source, judged: str) -> dict[str, Any]:

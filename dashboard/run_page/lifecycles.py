@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from tokentwin.calibration.validation.evidence import trust_in_recording
-from tokentwin.dashboard.blocks import BARE, facts, figure
+from tokentwin.dashboard.blocks import facts, figure
 from tokentwin.dashboard.loading import BY_FILES, open_run, token_gaps
 from tokentwin.dashboard.palette import run_colour
 from tokentwin.dashboard.run_page import charts as run_charts
@@ -38,7 +38,7 @@ class _Spread(NamedTuple):
 
 def lifecycles(recording: Recording, metrics: RunMetrics, bounds: Bounds) -> None:
     """Draw a card for each lifecycle, two side by side."""
-    st.subheader("Four lifecycles", anchor=False, help=_HELP)
+    st.header("Four lifecycles", anchor=False, help=_HELP)
     trust = trust_in_recording(recording)
     gaps, figures = lifecycle_figures(recording, bounds)
     cards, notes = list(_cells(metrics, gaps).items()), _notes(recording, metrics, gaps)
@@ -49,7 +49,7 @@ def lifecycles(recording: Recording, metrics: RunMetrics, bounds: Bounds) -> Non
                 facts(map(_fact, cells), _CELL_PX)
                 for note in notes.get(title, ()):
                     st.caption(note)
-                figure(figures[title], title, title, trust, place=above, small=True, menu=BARE)
+                figure(figures[title], title, title, trust, place=above, small=True)
 
 
 def _cells(metrics: RunMetrics, gaps: _Spread) -> dict[str, list[Cell]]:

@@ -10,7 +10,7 @@ import streamlit as st
 from numpy.typing import NDArray
 
 from tokentwin.calibration.validation.evidence import trust_in_recording
-from tokentwin.dashboard.blocks import BARE, choosing, data_table, figure
+from tokentwin.dashboard.blocks import choosing, data_table, figure
 from tokentwin.dashboard.palette import run_colour
 from tokentwin.dashboard.run_page import charts as run_charts
 from tokentwin.dashboard.run_page.time_window import Window
@@ -52,7 +52,7 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
         inside = (arrival <= window[1]) & ~(finish < window[0])
     rows = slowest(metrics.values(slowest_by), np.flatnonzero(inside), ROWS)
     with heading:
-        st.subheader("Requests", anchor=False)
+        st.header("Requests", anchor=False)
         count = f"the {len(rows):,} slowest of {int(inside.sum()):,}" if inside.sum() > ROWS else f"all {len(rows):,}"
         within = "" if window is None else " in the time window"
         st.caption(f"Showing {count} requests{within}. Select one to see where its time went.")
@@ -124,7 +124,7 @@ def _waterfall(recording: Recording, metrics: RunMetrics, row: int, bounds: Boun
         st.caption(" · ".join(facts))
         drawn = run_charts.waterfall(request, run_colour(recording.run), intervals, bounds)
         name, trust = f"Request {request['request_id']}", trust_in_recording(recording)
-        figure(drawn, "waterfall", name, trust, place=above, small=True, menu=BARE)
+        figure(drawn, "waterfall", name, trust, place=above, small=True)
 
 
 def _row(recording: Recording, row: int) -> dict[str, Any]:

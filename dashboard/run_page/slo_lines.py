@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from tokentwin.calibration.validation.evidence import trust_in_recording
-from tokentwin.dashboard.blocks import BARE, figure
+from tokentwin.dashboard.blocks import figure
 from tokentwin.dashboard.cdf_panels import Line, cdf_panels
 from tokentwin.dashboard.palette import run_colour
 from tokentwin.dashboard.shown import literal
@@ -33,7 +33,7 @@ def slo_lines(recording: Recording, metrics: RunMetrics, slos: tuple[str, ...]) 
         return
     objectives = parse_objectives(slos)
     drawn = slo_figure(metrics, objectives, run_colour(recording.run))
-    figure(drawn, "slos", "Against the SLOs", trust_in_recording(recording), _HELP, menu=BARE)
+    figure(drawn, "slos", "Against the SLOs", trust_in_recording(recording), _HELP)
     kept = f"{shown_share(objectives.attainment(metrics), 1)} of the requests keep the SLOs"
     st.markdown(literal("; ".join([kept, *_verdicts(metrics, objectives)])) + ".")
 

@@ -9,7 +9,6 @@ from typing import Any
 import streamlit as st
 
 from tokentwin.dashboard import blocks
-from tokentwin.dashboard.blocks import BARE
 from tokentwin.dashboard.loading import BY_FILES
 from tokentwin.dashboard.palette import run_colour
 from tokentwin.dashboard.run_page.explained_steps import ExplainedSteps, explained_steps
@@ -41,7 +40,7 @@ def show_step_time(to: Sheet, steps: ExplainedSteps, run: Mapping[str, Any]) -> 
     bars = part_times(steps.parts_ns, run_colour(run), run["duration_ns"])
     left, right = to.beside(2)
     with left:
-        to.figure(bars, "part_times", "By part", steps.trust, menu=BARE)
+        to.figure(bars, "part_times", "By part", steps.trust)
     with right:
         if steps.gpu is None:
             to.text("There is no roofline, because the recording has no FLOPs and bytes of operations.", True)

@@ -22,7 +22,6 @@ Window = tuple[float, float]
 
 _PARAMETER = "window"
 _PANELS = ("waiting", "running", "kv_usage", "batch_tokens", "mfu", "mbu")
-_BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "autoScale2d", "pan2d", "zoom2d"]}
 _SUMMED = (
     "With several replicas, the panels show their sum. KV use is the used fraction of all blocks of live replicas, and "
     "batch tokens are the mean per step. The grey line counts all requests in the fleet. Some of them are at no "
@@ -55,7 +54,6 @@ def time_window(recording: Recording) -> Window | None:
         trust_in_recording(recording),
         "\n\n".join([*(metric(name).help for name in _PANELS), _SUMMED]),
         place=above,
-        menu=_BAR,
         on_select=lambda: _brushed(key, end),
         selection_mode="box",
     )

@@ -90,7 +90,7 @@ def headline_figures(run: Mapping[str, Any], metrics: RunMetrics) -> list[Fact]:
     """
     scalars, bands, figures = metrics.scalars(), bands_of(run), list[Fact]()
     unknown, capacity = uncertain(run), capacity_of(run)
-    if capacity:
+    if capacity and not capacity.is_too_short:
         arriving, served = shown_number(capacity.arrival_rate), shown_number(capacity.value)
         figures += [Fact("arrivals/s", arriving), Fact("served at most/s", served, capacity.band, capacity.sentence)]
     for name, stat in LATENCIES:

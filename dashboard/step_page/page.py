@@ -15,7 +15,7 @@ from tokentwin.dashboard.step_page.charts import parts_bar, roofline
 from tokentwin.dashboard.step_page.operation_table import operation_table
 from tokentwin.dashboard.url import check_numbers, choose, in_url, number, usual_first
 from tokentwin.serving.deployments.config import Deployment
-from tokentwin.serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
+from tokentwin.serving.deployments.engine_defaults import with_engine_defaults
 from tokentwin.serving.deployments.gpu_spec import find_gpu, gpus
 from tokentwin.serving.deployments.model_catalogue import models
 from tokentwin.serving.deployments.weight_types import weights_dtype
@@ -58,14 +58,15 @@ def show() -> None:
         try:
             check_numbers()
             stated, spec = Deployment(model=model, device="cuda", tensor_parallel_size=devices), find_gpu(gpu)
-            cost = predicted_cost(gpu, with_engine_defaults(stated, spec))
+            deployment, defaults = with_engine_defaults(stated, spec)
+            cost = predicted_cost(gpu, deployment)
             explanation = explain(cost, sizes)
         except UserError as error:
             mistake(error)
             return
         _show(explanation, cost, rows)
-        st.caption(defaults_taken(stated, spec))
-        st.subheader("Tensors in this step", anchor=False, help=_LIFE)
+        st.caption(defaults)
+        st.header("Tensors in this step", anchor=False, help=_LIFE)
         life = token_life(cost.model, cost.deployment, sizes)
         columns = {
             "stage": [stage.name for stage in life],

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import streamlit as st
 import yaml
 
-from tokentwin.dashboard.blocks import choosing, data_table, figure, mistake, titled
+from tokentwin.dashboard.blocks import choosing, code, data_table, figure, mistake, titled
 from tokentwin.dashboard.downloads import downloads
 from tokentwin.dashboard.job_view import offer
 from tokentwin.dashboard.kept_inputs import Incomplete
@@ -62,6 +62,8 @@ def show(runs: Path, own_policies: bool = False) -> None:
     top = st.container(horizontal=True, vertical_alignment="center")
     with top:
         st.caption(f"{'So far: ' if under_way else ''}{results.summary}", width="content")
+    if results.old_sizing:
+        st.warning(results.old_sizing)
     if under_way and not results.runs.num_rows:
         st.caption("The first runs are simulated. Their results appear here.")
         return
@@ -114,7 +116,7 @@ def _started(runs: Path, own_policies: bool) -> tuple[str, Path | None]:
     if not directory.is_dir():
         raise UserError("sweep", f"jobs/{job.id}/{DATASET}", "is gone; delete its job and start it again")
     with st.expander("As a file for `tokentwin sweep`"):
-        st.code(yaml.safe_dump(asked.data, sort_keys=False), language="yaml")
+        code(yaml.safe_dump(asked.data, sort_keys=False))
     return f"jobs/{job.id}/{DATASET}", directory
 
 
@@ -213,7 +215,7 @@ def _plot(results: SweepResults, chosen: pa.Table, view: SweepView) -> None:
 
 
 def _table(results: SweepResults, chosen: pa.Table, y: str, name: str, height: int = 280) -> None:
-    st.subheader("Runs", anchor=False)
+    st.header("Runs", anchor=False)
     st.caption(f"{chosen.num_rows:,} runs. Select a run to see its configuration.")
     metrics = [column for column in dict.fromkeys((y, *sweep_charts.FIRST)) if column in results.metrics]
     rows = chosen.select([*results.parameters, "trust", *metrics]).slice(0, ROWS)
@@ -231,7 +233,7 @@ def _table(results: SweepResults, chosen: pa.Table, y: str, name: str, height: i
 
 
 def _sql(directory: Path, results: SweepResults, y: str) -> None:
-    st.subheader(
+    st.header(
         "Ask in SQL",
         anchor=False,
         help=f"A query in DuckDB's SQL. It can only read the table `runs`, for at most {SECONDS} s, and returns at "

@@ -7,7 +7,7 @@ import streamlit as st
 from tokentwin.dashboard.plan_page.inputs import GPUS, MODEL
 from tokentwin.dashboard.trust_page.own_question import LOADS, Question, engine_of
 from tokentwin.dashboard.trust_page.results import External
-from tokentwin.dashboard.url import check_numbers, choose, number, usual_first
+from tokentwin.dashboard.url import check_numbers, choose, link, number, usual_first
 from tokentwin.serving.deployments.gpu_spec import gpus
 from tokentwin.serving.deployments.model_catalogue import models
 
@@ -20,6 +20,11 @@ _FIGURES = {
     for name in ("ttft", "tpot", "e2e")
     for statistic in ("p99", "p95", "p90", "p50", "mean")
 }
+
+
+def is_asked() -> bool:
+    """Return True if the link has a choice of the question."""
+    return any(name.startswith("asked_") for name in link())
 
 
 def asked_question(external: External, plan: Question | None) -> Question:

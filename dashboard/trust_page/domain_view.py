@@ -34,7 +34,7 @@ def show_domain(runs: Path, recordings: dict[str, Path], report: str, first: Pat
     """
     above, chooser = st.columns([3, 2], vertical_alignment="bottom")
     if not recordings:
-        above.subheader(TITLE, anchor=False)
+        above.header(TITLE, anchor=False)
         st.caption("There is no recording to show.")
         return
     names = sorted(recordings, key=lambda name: first is None or recordings[name].resolve() != first.resolve())
@@ -45,12 +45,12 @@ def show_domain(runs: Path, recordings: dict[str, Path], report: str, first: Pat
         recording = Recording.load(recordings[name])
         source = timed_by(recording, runs, calibration)
         if source is None:
-            above.subheader(TITLE, anchor=False)
+            above.header(TITLE, anchor=False)
             st.caption(_unknown(recording, name))
             return
         domain = _domain(recordings[name], source, Path(source.calibration) if source.calibration else None)
     except UserError as error:
-        above.subheader(TITLE, anchor=False)
+        above.header(TITLE, anchor=False)
         mistake(error, runs)
         return
     show_maps(blocks, domain, recording.run, name, place=above)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from statistics import median
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
 from tokentwin.calibration.validation.external.served import precisions
 from tokentwin.dashboard.plan_page.words import model_name
-from tokentwin.dashboard.trust_page.results import LATENCIES, External, Figure, Served, Source
+from tokentwin.dashboard.trust_page.results import External, Figure, Served, Source, covered, median_errors_pct
 from tokentwin.planning.plan.document import PlanDocument
 from tokentwin.planning.plan.objectives import Objective, parse_objectives
 from tokentwin.serving.answers.figures import shown_percent, shown_share
@@ -60,6 +60,12 @@ class Verdict(NamedTuple):
     why: str
     figures: dict[str, str]
 
+    @property
+    def sentence(self) -> str:
+        """The answer and its figures, or without figures the reason, for pages beside Trust."""
+        figures = ", ".join(f"{name} {value}" for name, value in self.figures.items())
+        return f"Trust: {self.answer}. {f'The nearest published runs: {figures}.' if figures else self.why}"
+
 
 class _Run(NamedTuple):
     source: Source
@@ -67,26 +73,38 @@ class _Run(NamedTuple):
     rows: list[Figure]
 
 
-def question_of(plan: PlanDocument) -> Question | None:
-    """Return the question of the recommended fleet; None without one. Requests at a time follow from Little's law."""
-    best = plan.recommendation
+def questions(plan: PlanDocument) -> Iterable[Question]:
+    """Yield the question of the fleet that is the answer, or of each kind of engine in it.
+
+    Requests at a time follow from Little's law; in a mixed fleet they are unknown.
+    """
+    best, mix = plan.recommendation, plan.winning_mix
+    if mix is not None:
+        for engine in dict.fromkeys(pool.engine for pool in mix.pools if pool.engine in plan.candidates):
+            yield _question(plan, plan.candidates[engine].gpu, plan.candidates[engine].deployment, None)
+        return
     if best is None:
-        return None
+        return
     at_a_time = None
     if plan.requests_per_s and plan.mean_output_tokens and best.tok_s_user:
         at_a_time = plan.requests_per_s / best.replicas * plan.mean_output_tokens / best.tok_s_user
     elif plan.clients:
         at_a_time = plan.clients / best.replicas
-    model, shards = model_name(str(best.deployment["model"])), int(best.deployment["tensor_parallel_size"])
-    figures = tuple(figure for slo in parse_objectives(plan.objectives).slos for figure in _bounded(slo))
-    weights, kv_cache = _precisions(best.deployment)
+    yield _question(plan, plan.gpu_of(best), best.deployment, at_a_time)
+
+
+def _question(plan: PlanDocument, gpu: str, deployment: Mapping[str, Any], at_a_time: float | None) -> Question:
+    weights, kv_cache = _precisions(deployment)
+    slos: Iterable[Objective] = ()
+    with suppress(UserError):  # a saved answer may hold any text
+        slos = parse_objectives(plan.objectives).slos
     return Question(
-        gpu=plan.gpu_of(best),
-        model=model,
+        gpu=gpu,
+        model=model_name(str(deployment["model"])),
         at_a_time=at_a_time,
         weights=weights,
-        shards=shards,
-        figures=figures,
+        shards=int(deployment["tensor_parallel_size"]),
+        figures=tuple(figure for slo in slos for figure in _bounded(slo)),
         kv_cache=kv_cache,
         closed=plan.clients is not None,
     )
@@ -118,16 +136,16 @@ def judged(question: Question, external: External) -> Verdict:
     stated = {row.figure for row in rows}
     if unstated := [_named(figure) for figure in question.figures if figure not in stated]:
         lacking.append(f"states {' or '.join(unstated)}")
-    covered, worst = sum(row.covered for row in rows) / len(rows), max(_errors(rows).values(), default=math.inf)
-    figures = {f"{label} error": shown_percent(error, 0) for label, error in _errors(rows).items()}
-    figures |= {"in their 90 % band": shown_share(covered), "measured runs": f"{len(kept):,}"}
+    errors, inside = median_errors_pct(rows), covered(rows) / len(rows)
+    figures = {f"{label} error": shown_percent(error, 0) for label, error in errors.items()}
+    figures |= {"in their 90 % band": shown_share(inside), "measured runs": f"{len(kept):,}"}
     runs = "1 measured run is" if len(kept) == 1 else f"{len(kept):,} measured runs are"
     why = f"{runs} {', '.join([f'on {question.gpu}', *alike])}"
     why += f", but {', '.join(f'none {what}' for what in lacking)}." if lacking else "."
     why += f" The nearest run is {_called(min(kept, key=lambda run: _apart(run, question)))}."
-    if covered >= _COVERED and worst <= _FAR_PCT:
+    if inside >= _COVERED and max(errors.values(), default=math.inf) <= _FAR_PCT:
         return Verdict("Partly" if lacking else "Yes", why, figures)
-    answer = "Partly" if lacking or covered >= _COVERED else "No"
+    answer = "Partly" if lacking or inside >= _COVERED else "No"
     return Verdict(answer, f"{why} The predictions of these runs have large errors.", figures)
 
 
@@ -152,7 +170,7 @@ def _respects(question: Question) -> Iterable[tuple[str, Callable[[_Run], bool]]
 def _bounded(slo: Objective) -> Iterable[str]:
     """Yield the figures that an objective bounds; an attainment bounds the percentile of its share."""
     for name, _ in slo.bounds:
-        yield f"{name}.p{100 * float(slo.share):g}"
+        yield f"{name}.{slo.statistic}"
 
 
 def _named(figure: str) -> str:
@@ -174,15 +192,6 @@ def _runs(cases: Iterable[Source]) -> Iterable[_Run]:
         for name in dict.fromkeys(row.run for row in case.rows):
             served = case.served.get(name, _UNSTATED)
             yield _Run(case, served, [row for row in case.rows if row.run == name])
-
-
-def _errors(rows: list[Figure]) -> dict[str, float]:
-    """Return the median absolute errors of blind predictions in percent, by latency."""
-    by_label = {
-        label: [abs(row.blind_error_pct) for row in rows if row.figure.startswith(name)]
-        for name, label in LATENCIES.items()
-    }
-    return {label: median(errors) for label, errors in by_label.items() if errors}
 
 
 def _apart(run: _Run, question: Question) -> float:

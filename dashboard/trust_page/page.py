@@ -17,11 +17,12 @@ import streamlit as st
 from tokentwin.calibration.validation.evidence import trust_in_report
 from tokentwin.calibration.validation.report import REPORT, ValidationReport, load_report, resolve
 from tokentwin.dashboard import blocks
-from tokentwin.dashboard.blocks import badge, data_table, mistake, titled
+from tokentwin.dashboard.blocks import badge, data_table, mistake
 from tokentwin.dashboard.bundled import DEMO, DEMO_ON_VLLM, bundled_recordings
 from tokentwin.dashboard.downloads import downloads
 from tokentwin.dashboard.library import RECORDING, find
 from tokentwin.dashboard.loading import BY_FILES, open_run
+from tokentwin.dashboard.plan_page.words import EXAMPLE
 from tokentwin.dashboard.planned import Ways, planned_or_bundled, strip
 from tokentwin.dashboard.sheet import Fact
 from tokentwin.dashboard.shown import literal, sentence, when
@@ -35,9 +36,9 @@ from tokentwin.dashboard.trust_page.answer import (
     show_runs,
     show_steps,
 )
-from tokentwin.dashboard.trust_page.asked_question import asked_question
+from tokentwin.dashboard.trust_page.asked_question import asked_question, is_asked
 from tokentwin.dashboard.trust_page.domain_view import show_domain
-from tokentwin.dashboard.trust_page.own_question import Question, judged, question_of
+from tokentwin.dashboard.trust_page.own_question import Question, judged, questions
 from tokentwin.dashboard.trust_page.results import (
     Clients,
     Decisions,
@@ -76,23 +77,28 @@ _OWN = (
 @in_url
 def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     """Draw the page, over the reports under `runs`, or over the bundled ones if there are none."""
+    asked, linked = is_asked(), named("plan")
     plan = planned_or_bundled(runs)
-    strip(runs, plan, ways, "Trust")
-    own = find(runs, REPORT, named("report"))
-    reports = own or {BUNDLED: DEMO / "validation", BUNDLED_VLLM: DEMO_ON_VLLM / "validation"}
-    with titled("Can you trust the numbers?"):
-        name = choose("Validation report", list(reports), "report", lasting=False)
+    mine = plan if linked or not asked or (plan and plan.name != EXAMPLE) else None
+    strip(runs, mine, ways, "Trust")
+    st.title("Can you trust the numbers?", anchor=False)
     _changed_servers(runs, ways)
     external = _newest(newest_external, runs)
     if external is not None:
-        question = question_of(plan.answer) if plan else None
-        if question is not None:
+        first = tuple(questions(plan.answer)) if plan else ()
+        for question in first if mine else ():
             _judged(question, external)
-        with st.expander("Ask about another model, GPU, engine, precision, load or figure"):
+        with st.expander("Ask about another model, GPU, engine, precision, load or figure", expanded=asked):
             try:
-                _judged(asked_question(external, question), external)
+                _judged(asked_question(external, first[0] if first else None), external)
             except UserError as error:
                 mistake(error)
+    own = find(runs, REPORT, named("report"))
+    reports = own or {BUNDLED: DEMO / "validation", BUNDLED_VLLM: DEMO_ON_VLLM / "validation"}
+    title, beside = st.columns((2, 1), vertical_alignment="bottom")
+    title.header("The simulator against a real run", anchor=False)
+    with beside:
+        name = choose("Validation report", list(reports), "report", lasting=False)
     try:
         report = load_report(reports[name])
     except UserError as error:
@@ -124,7 +130,7 @@ def _beneath(ways: Ways) -> None:
     there = [(ways[title], icon, what) for title, (icon, what) in _EVIDENCE.items() if title in ways]
     if not there:
         return
-    st.subheader("The evidence beneath", anchor=False)
+    st.header("The evidence beneath", anchor=False)
     with st.container(horizontal=True):
         for page, icon, what in there:
             st.page_link(page, label=f"{page.title}: {what}", icon=f":material/{icon}:")
@@ -210,13 +216,14 @@ def _judged(question: Question, external: External) -> None:
     colour, icon = _ANSWERS[verdict.answer]
     with st.container(border=True):
         asked = f"{literal(question.model)} on {literal(question.gpu)}"
-        st.subheader(f":{colour}[:material/{icon}:] {verdict.answer}, for {asked}", anchor=False, help=_OWN)
+        st.header(f":{colour}[:material/{icon}:] {verdict.answer}, for {asked}", anchor=False, help=_OWN)
         st.markdown(literal(verdict.why))
         blocks.facts(Fact(name, value) for name, value in verdict.figures.items())
 
 
 def _verdict(report: ValidationReport) -> None:
-    st.subheader(sentence(report.verdict.rstrip(".")), anchor=False, help=FLOOR)
+    blocks.text(f"Compared: {made_of(report)}", soft=True)
+    st.markdown(f"**{literal(sentence(report.verdict.rstrip('.')))}**", help=FLOOR)
     if warning := disturbance(report):
         blocks.warning(warning)
 
@@ -247,7 +254,7 @@ def _figures(
 
 def _decisions(decisions: Decisions) -> None:
     """Draw the utility of choices by several rules."""
-    st.subheader("Choices among measured configurations", anchor=False)
+    st.header("Choices among measured configurations", anchor=False)
     ours = decisions.ours
     st.caption(
         f"{ours.questions:,} questions about {ours.groups} groups of measured configurations: which configuration has "
@@ -259,7 +266,7 @@ def _decisions(decisions: Decisions) -> None:
 
 def _clients(clients: Clients) -> None:
     """Draw what clients of a server saw, beside the simulation."""
-    st.subheader("Latencies that clients of a server saw", anchor=False)
+    st.header("Latencies that clients of a server saw", anchor=False)
     blocks.table(clients_table(clients.rows))
     made = when(clients.created) or "undated"
     st.caption(literal(f"From `tokentwin validate front-door`, {made}, with the runs {', '.join(clients.clients)}."))
@@ -267,7 +274,6 @@ def _clients(clients: Clients) -> None:
 
 def _trust(report: ValidationReport) -> None:
     with st.expander("Where this was measured"):
-        blocks.text(made_of(report), soft=True)
         if report.known_speed_rows and report.disturbance:
             st.caption(literal(f"While the real engine ran, {report.disturbance}."))
         if report.hardware:

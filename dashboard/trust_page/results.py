@@ -113,17 +113,19 @@ class External(Result):
         return self.model_copy(update={"cases": cases}) if cases else None
 
 
-def covered(runs: External | Source) -> int:
+def covered(rows: Iterable[Figure]) -> int:
     """Return the number of figures that lie in their 90 % interval."""
-    return sum(row.covered for row in runs.rows)
+    return sum(row.covered for row in rows)
 
 
-def median_error_pct(runs: External | Source, family: str, column: Column = "blind") -> float | None:
-    """Return the median absolute error of the figures that begin with `family`."""
-    rows = runs.rows
-    errors = [row.error_pct(column) for row in rows if row.figure.startswith(family)]
-    known = [abs(error) for error in errors if error is not None]
-    return median(known) if known else None
+def median_errors_pct(rows: Iterable[Figure], column: Column = "blind") -> dict[str, float]:
+    """Return the median absolute error in percent of each latency (`TTFT`, `TPOT`, `E2E`) that has one."""
+    errors: dict[str, list[float]] = {}
+    for row in rows:
+        label, error = LATENCIES.get(row.figure.partition(".")[0]), row.error_pct(column)
+        if label is not None and error is not None:
+            errors.setdefault(label, []).append(abs(error))
+    return {label: median(errors[label]) for label in LATENCIES.values() if label in errors}
 
 
 def trust(cases: Iterable[Source]) -> Trust:
@@ -136,8 +138,9 @@ def source_row(case: Source, column: Column) -> dict[str, object]:
     """Return a row about a source: what was run, and how far its predictions are off."""
     return {
         "run": case.name,
-        **{label: median_error_pct(case, family, column) for family, label in LATENCIES.items()},
-        "in 90 % band": 100 * covered(case) / len(case.rows) if case.rows else None,
+        **dict.fromkeys(LATENCIES.values()),
+        **median_errors_pct(case.rows, column),
+        "in 90 % band": 100 * covered(case.rows) / len(case.rows) if case.rows else None,
         "targets met": f"{sum(target.met for target in case.targets)} of {len(case.targets)}",
         "trust": case.trust,
         "engine": f"{case.engine} on {case.gpu}",
@@ -187,28 +190,6 @@ def trust_on(external: External | None, gpu: str, predicted: Trust) -> Trust:
     if external is None or external.on_gpu(gpu) is not None:
         return predicted
     return least_certain((predicted, Trust(EXTRAPOLATED, f"no published run on {gpu} was compared with predictions")))
-
-
-def error_line(external: External, gpu: str) -> str:
-    """Return a sentence with the median errors of blind predictions, and the share of values in the 90 % band.
-
-    It is about the published runs on `gpu`, or about all if there are none on it; empty if no run has such a figure.
-    """
-    nearest = external.on_gpu(gpu)
-    where = f"on {gpu}" if nearest else f"on other GPUs (there is none on {gpu})"
-    kept = nearest or external
-    medians = {name: median_error_pct(kept, name) for name in ("ttft_ms", "tpot_ms")}
-    errors = [
-        f"{error:.1f}\N{NO-BREAK SPACE}% for {LATENCIES[name]}" for name, error in medians.items() if error is not None
-    ]
-    if not errors:
-        return ""
-    runs = sum(len({row.run for row in case.rows}) for case in kept.cases)
-    return (
-        f"The simulator was compared with {runs:,} published runs {where}, which were not used for the "
-        f"predictions. Its median error is {' and '.join(errors)}. Its 90 % bands contain "
-        f"{100 * covered(kept) / len(kept.rows):.0f}\N{NO-BREAK SPACE}% of the measured values."
-    )
 
 
 class ClientFigure(Result):

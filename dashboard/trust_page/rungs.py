@@ -6,15 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tokentwin.calibration.validation.report import Regime, RunRow, ValidationReport
-from tokentwin.dashboard.trust_page.results import (
-    LATENCIES,
-    Clients,
-    Decisions,
-    External,
-    Source,
-    covered,
-    median_error_pct,
-)
+from tokentwin.dashboard.trust_page.results import Clients, Decisions, External, covered, median_errors_pct
 from tokentwin.serving.answers.figures import shown_band, shown_change, shown_percent, shown_share
 from tokentwin.serving.metrics import label_of
 
@@ -114,18 +106,10 @@ def _others(external: External | None) -> Rung:
     targets = external.targets
     met = sum(target.met for target in targets)
     sources = "1 source" if len(external.cases) == 1 else f"{len(external.cases)} sources"
-    furthest = max(external.cases, key=lambda case: max(_medians(case).values(), default=0.0))
-    why = (
-        f"Median errors for runs that were not used for the predictions: {_together(_medians(external))}. "
-        f"Largest: {furthest.title}, {_together(_medians(furthest))}."
-    )
+    furthest = max(external.cases, key=lambda case: max(median_errors_pct(case.rows).values(), default=0.0))
+    errors, most = (_together(median_errors_pct(runs.rows)) for runs in (external, furthest))
+    why = f"Median errors for runs that were not used for the predictions: {errors}. Largest: {furthest.title}, {most}."
     return Rung(title, f"**{met} of {len(targets)}** targets met, {sources}", why, symbol="public")
-
-
-def _medians(runs: External | Source) -> dict[str, float]:
-    """Return the median absolute errors of blind predictions in percent, by latency."""
-    medians = {label: median_error_pct(runs, family) for family, label in LATENCIES.items()}
-    return {label: error for label, error in medians.items() if error is not None}
 
 
 def _together(errors: Mapping[str, float]) -> str:
@@ -141,7 +125,7 @@ def _bands(report: ValidationReport | None, external: External | None) -> Rung:
     if same:
         shares.append((sum(same), len(same), "of its figures with the machine's speed known"))
     if external and external.rows:
-        shares.append((covered(external), len(external.rows), "of the published figures"))
+        shares.append((covered(external.rows), len(external.rows), "of the published figures"))
     if not shares and _noisy(rows):
         return _tells_nothing(title, _noisy(rows))
     if not shares:
@@ -171,7 +155,7 @@ def _front_door(clients: Clients | None) -> Rung:
 def _choices(decisions: Decisions | None) -> Rung:
     title = "Rung 7 · Does the simulator choose the right configuration?"
     if decisions is None:
-        return Rung(title, detail="There are no results of tokentwin validate decisions.")
+        return Rung(title, detail="There are no results of python -m lab.decisions.")
     ours = decisions.ours
     headline = (
         f"**{shown_share(ours.utility)}** of the best throughput, {shown_share(ours.broke)} of choices broke their SLO"

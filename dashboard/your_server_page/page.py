@@ -42,10 +42,10 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
         return
     if folder is None:
         st.info("This is an example: a server with simulated steps on a loopback port. To learn your own server, run:")
-        code(_COMMAND.format(runs=runs))
+        code(_COMMAND.format(runs=runs.resolve().name))
     device = answer.gpu or "an unnamed device"
     st.caption(f"{literal(answer.url)}: {literal(answer.model)} on {literal(device)}, learnt on {answer.created}")
-    st.subheader(literal(answer.headline()), anchor=False)
+    st.header(literal(answer.headline()), anchor=False)
     if folder is not None and (seen := read_look(folder)) is not None:
         say = st.warning if seen.drifted else st.success
         say(f"{literal(seen.headline())} ({seen.at}).")

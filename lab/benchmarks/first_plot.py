@@ -24,7 +24,7 @@ from playwright.sync_api import Browser, sync_playwright
 from tests.dashboard.browser import chromium, dashboard
 from tokentwin.tables import print_table
 
-PAGES = ("plan", "frontier", "policy-lab", "run", "step", "trust", "calibration", "sweeps")
+PAGES = ("plan", "policy-lab", "run", "step", "trust", "calibration", "sweeps")
 SEEN = """
 const seen = window.seen = {}
 new MutationObserver(() => {

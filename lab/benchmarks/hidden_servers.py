@@ -89,7 +89,7 @@ def hidden_server(seed: int) -> HiddenServer:
         "max_model_len": 16384,
     }
     stated = {"model": model, "tensor_parallel_size": tp, "dtype": "bfloat16", "policy": policy, "scheduler": scheduler}
-    deployment = with_engine_defaults(Deployment.model_validate(stated), find_gpu(gpu))
+    deployment, _ = with_engine_defaults(Deployment.model_validate(stated), find_gpu(gpu))
     known = blind(gpu, deployment)
     factors = dict(known.correction.factors)
     for name in _KERNELS:

@@ -91,7 +91,9 @@ def _right(server: HiddenServer, learner: Learner, twin: Twin) -> dict[str, bool
     right: dict[str, bool | None] = {}
     expected = Setting.of(server.deployment)._asdict()
     for name, value in twin.setting._asdict().items():
-        if name in learner.findings.assumed or (name == "router" and learner.replicas == 1):
+        if name in learner.findings.assumed | learner.findings.undecided or (
+            name == "router" and learner.replicas == 1
+        ):
             right[name] = None
         elif name in learner.findings.at_least:
             right[name] = None if expected[name] >= learner.findings.at_least[name] else False

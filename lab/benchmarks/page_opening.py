@@ -24,7 +24,7 @@ from streamlit.testing.v1 import AppTest
 from tokentwin.tables import print_table
 
 TARGET_S = 3.0
-PAGES = ("plan", "frontier", "policy_lab", "run", "step", "trust", "calibration", "sweeps", "glossary")
+PAGES = ("plan", "policy_lab", "run", "step", "trust", "calibration", "sweeps", "glossary")
 
 
 def page(module: str, runs: str) -> None:

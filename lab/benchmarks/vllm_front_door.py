@@ -17,8 +17,8 @@ from click.testing import CliRunner
 
 from tests.vllm.served_vllm import vllm_serving
 from tokentwin.cli import cli
-from tokentwin.planning.costs import base_deployment
 from tokentwin.planning.measure.vllm_process import vllm_words
+from tokentwin.planning.resolution import base_deployment
 
 REQUESTS = 60
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from tokentwin.planning.claims.document import Holds
-from tokentwin.planning.deployments import completed, overridden, served
+from tokentwin.planning.deployments import described, overridden, served
 from tokentwin.planning.request import Request, StatedDeployment
 from tokentwin.planning.traffic import Offered
 from tokentwin.serving.data_file import read_yaml
@@ -73,8 +73,8 @@ class Experiment(Request):
 
     @property
     def serves(self) -> Any:
-        """The deployment, completed by the defaults for a GPU and by its engine's defaults."""
-        return with_engine_defaults(completed(self.deployment, served()), find_gpu(self.gpu))
+        """The deployment, described by the defaults for a GPU and by its engine's defaults."""
+        return with_engine_defaults(described(self.deployment, served()), find_gpu(self.gpu))[0]
 
 
 class Expected(Request):

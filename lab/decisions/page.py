@@ -14,7 +14,7 @@ from tokentwin.planning.plan.worth import RISK
 from tokentwin.serving.answers.figures import shown_share
 from tokentwin.serving.answers.markdown import markdown_table
 
-COMMAND = "tokentwin validate decisions --write lab/results/decisions.md"
+COMMAND = "python -m lab.decisions --write lab/results/decisions.md"
 
 _PREFACE = f"""# Rung 7: right choices
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from lab.energy.published import PublishedRun
 from tokentwin.planning.priced_scenario import price_scenario
-from tokentwin.planning.scenario import whole_deployment
+from tokentwin.planning.resolution import resolved_fleet
 from tokentwin.serving.deployments.config import Deployment
 from tokentwin.sim.cluster import Cluster
 from tokentwin.sim.run_log import TableSink
@@ -84,7 +84,7 @@ def _steady(deployment: Deployment, gpu: str, in_flight: int, prompt: int, outpu
     workload = synthesise(parse_spec({"requests": requests, "arrivals": arrivals, **lengths}))
     longest = max(request.prompt_len + request.output_len for request in workload.requests)
     deployment = deployment.rescheduled(max_model_len=-(-longest // 1024) * 1024, max_num_seqs=max(in_flight, 1))
-    whole, _ = whole_deployment(deployment, None, gpu)
+    whole, _ = resolved_fleet(deployment, None, gpu)
     scenario = price_scenario(workload, None, gpu, whole)
     work, sink = scenario.work, TableSink()
     assert work is not None and work.power is not None

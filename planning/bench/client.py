@@ -1,7 +1,8 @@
 """A client that sends each request of a workload when it is due, however slow the server is, and records the answers.
 
-Both clocks use the same clients (`tokentwin.serving.clients`). Times count from the moment when a request is due, so they include
-the delays of a slow server and of a late client (no coordinated omission). `send_ns` says how late the client was.
+Both clocks use the same clients (`tokentwin.serving.clients`). Times count from the moment when a request is due, so
+they include the delays of a slow server and of a late client (no coordinated omission). `send_ns` says how late the
+client was.
 
 A server does not know the segments of a workload's prompts, so equal segments become equal token ids, or equal words.
 A prompt that quotes the answer to another request quotes the part of it that the server actually sent, so that the
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import groupby
@@ -33,7 +34,7 @@ from tokentwin.serving.clients import Clients
 from tokentwin.serving.deployments.config import Deployment
 from tokentwin.serving.errors import UserError
 from tokentwin.serving.workload import PRIVATE, STOPPED, Workload, WorkloadRequest
-from tokentwin.traces.recording_writer import RecordingWriter
+from tokentwin.traces.live_recording import LiveRecording, Place
 
 _OUT = "out:"
 # Common words; each, with a space before it, is one token in most vocabularies.
@@ -136,16 +137,14 @@ def bench(
         "seed": 0,
         "calibration": "",
     }
+
+    def recorded(about: Mapping[str, Any]) -> LiveRecording:
+        recording = Place(str(out), overwrite).open({**run, "hardware": json.dumps(about)}, offered)
+        assert recording is not None
+        return recording
+
     with ctrl_c_heard() as stopped, asyncio.Runner(loop_factory=_fast_loop()) as runner:
-        sender = runner.run(_send(offered, target, model, f"{uuid4().hex[:12]}-", stopped, say, progress))
-    notes = {"client": {"endpoint": target.endpoint, "origin_ns": sender.origin_ns, "chunks_counted": sender.counted}}
-    hardware = json.dumps(sender.server.about)
-    status = "interrupted" if stopped() and sender.unsent else "complete"
-    with RecordingWriter(out, {**run, "hardware": hardware}, workload=offered, overwrite=overwrite) as writer:
-        for row in sender.rows:
-            writer.add_request(**row)
-        writer.close(status, notes=json.dumps(notes))
-    return status
+        return runner.run(_send(offered, target, model, recorded, f"{uuid4().hex[:12]}-", stopped, say, progress))
 
 
 def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -160,11 +159,12 @@ async def _send(
     workload: Workload,
     target: BenchTarget,
     model: str | None,
+    recorded: Callable[[Mapping[str, Any]], LiveRecording],
     prefix: str,
     stopped: Callable[[], bool],
     say: Callable[[str], None],
     progress: Callable[[int], None],
-) -> _Sender:
+) -> str:
     # The prefix of a run's request ids also changes its tokens, so no run hits another run's prompts in the server's
     # prefix cache.
     answers = quoted(workload.requests)
@@ -178,15 +178,26 @@ async def _send(
         shortest = WorkloadRequest(-1, 0, ((PRIVATE, 1),), 1)
         server = await meet(session, target, model, prompts.body(shortest), say)
     with closing(Connections(server.url, headers)) as connections, no_cycle_search():
-        sender = _Sender(connections, server, prompts, target.timeout_s, prefix, progress)
-        await sender.run(workload, stopped)
-    return sender
+        sender = _Sender(connections, server, prompts, target, prefix, progress)
+        sender.prepare(workload)
+        sender.recording = recording = recorded(server.about)
+        status = "interrupted"
+        try:
+            await sender.run(workload, stopped)
+            if not (stopped() and sender.unsent):
+                status = "complete"
+            if not recording.goes_on:
+                raise UserError("recording", workload.name, "could not be written to its end; see the line before")
+        finally:
+            recording.close(status=status, notes=sender.notes(sender.counted))
+    return status
 
 
 class _Sender:
-    """A sender of requests whose ids begin with `prefix`; `rows` are rows of a recording's `requests`.
+    """A sender of requests whose ids begin with `prefix`.
 
     Attributes:
+        recording: the recording of what it sends
         counted: True if every chunk gave its number of tokens
         unsent: True if the sender was stopped before all requests were answered
     """
@@ -196,29 +207,37 @@ class _Sender:
         connections: Connections,
         server: Server,
         prompts: Prompts,
-        timeout_s: float,
+        target: BenchTarget,
         prefix: str,
         progress: Callable[[int], None],
     ) -> None:
         self.server = server
-        self.rows: list[dict[str, Any]] = []
+        self.recording: LiveRecording
         self.counted = True
         self.unsent = False
         self.origin_ns = 0
         self._connections = connections
         self._prompts = prompts
-        self._timeout_s = timeout_s
+        self._target = target
         self._prefix = prefix
         self._progress = progress
+        self._ended = 0
         self._requests: dict[int, bytes] = {}
 
     def _now(self) -> int:
         return perf_counter_ns() - self.origin_ns
 
+    def prepare(self, workload: Workload) -> None:
+        """Make the requests before the clock starts, so that none waits while another's prompt is made."""
+        self._requests = {one.id: self._request(one) for one in workload.requests if not quotes(one.prompt)}
+
+    def notes(self, counted: bool) -> str:
+        """Return the notes of the recording; `counted` says whether every chunk gave its number of tokens."""
+        seen = {"endpoint": self._target.endpoint, "origin_ns": self.origin_ns, "chunks_counted": counted}
+        return json.dumps({"client": seen})
+
     async def run(self, workload: Workload, stopped: Callable[[], bool]) -> None:
         """Send all requests, and wait for all answers."""
-        # Requests are made before the clock starts, so that none waits while another's prompt is made.
-        self._requests = {one.id: self._request(one) for one in workload.requests if not quotes(one.prompt)}
         clients, under_way = Clients(workload), set[asyncio.Task[None]]()
         ended = asyncio.Event()
 
@@ -227,6 +246,7 @@ class _Sender:
             ended.set()
 
         self.origin_ns = perf_counter_ns()
+        self.recording.add_run(notes=self.notes(counted=False))
         while (under_way or not clients.exhausted) and not stopped():
             while (next_ns := clients.next_ns) is not None and next_ns <= self._now():
                 task = self._start(clients, clients.pop())
@@ -269,6 +289,7 @@ class _Sender:
                 answer.take(document, at_ns - self.origin_ns)
 
         exchange = self._connections.send(data, take)
+        self.recording.arrived(request)
         return asyncio.create_task(self._visit(clients, request, answer, send_ns, exchange))
 
     async def _visit(
@@ -276,22 +297,23 @@ class _Sender:
     ) -> None:
         """Wait for the answer to a request, and add its row."""
         status, reason = "unfinished", ""
-        patience_s = self._timeout_s
+        patience_s = self._target.timeout_s
         if (leaves_ns := request.leaves_ns) is not None:
             patience_s = min(patience_s, max(leaves_ns - send_ns, 0) / 1e9)
         try:
             async with asyncio.timeout(patience_s):
                 status, reason = await self._answered(exchange, answer)
         except TimeoutError:
-            status, reason = "timed_out", f"no complete answer within {self._timeout_s:g} s"
-            if patience_s < self._timeout_s:
+            status, reason = "timed_out", f"no complete answer within {self._target.timeout_s:g} s"
+            if patience_s < self._target.timeout_s:
                 status, reason = "cancelled", "its client hung up"
                 if request.stop_ns is not None and answer.times_ns:
                     status, reason = "finished", STOPPED
         finally:
             self._note(request, answer, send_ns, status, reason)
             clients.ended(request, self._now())
-            self._progress(len(self.rows))
+            self._ended += 1
+            self._progress(self._ended)
 
     async def _answered(self, exchange: Exchange, answer: Answered) -> tuple[str, str]:
         """Return the status of the request, and the reason for any status other than `finished`."""
@@ -321,7 +343,7 @@ class _Sender:
         if done:
             self._prompts.answered(request, answer.text, answer.tokens)
         tokens = answer.output_tokens if done and answer.output_tokens is not None else len(times)
-        self.rows.append(
+        self.recording.add_request(
             {
                 **request.labels,
                 "status": status,

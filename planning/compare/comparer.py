@@ -24,14 +24,14 @@ from tokentwin.planning.compare.runs import (
     simulated_pairs,
     simulated_side,
 )
-from tokentwin.planning.costs import base_deployment
+from tokentwin.planning.deployments import with_room
 from tokentwin.planning.made_up import assumed
-from tokentwin.planning.measure.real_engine import fitting, load_engines, record_whole
-from tokentwin.planning.plan.candidates import long_enough
+from tokentwin.planning.measure.real_engine import check_replays, fitting, load_engines, record_whole
 from tokentwin.planning.pooling import check_pooling
 from tokentwin.planning.priced_scenario import PricedScenario
 from tokentwin.planning.progress import Tell, quiet
 from tokentwin.planning.request import Timing
+from tokentwin.planning.resolution import base_deployment
 from tokentwin.serving.deployments.config import Deployment
 from tokentwin.serving.deployments.model_catalogue import models
 from tokentwin.serving.errors import UserError
@@ -81,8 +81,8 @@ def compare_on_engine(
     The sides run in turns (A B, B A, ...), so that a drift of the machine's speed affects both. If the request has
     several seeds, each run has the traffic of another seed; otherwise the same traffic runs `repeats` times. With
     `minutes`, each run sends only its first requests, so many that all runs together fit into this time. `say` is
-    called with a line for each run. Raises UserError for a fleet that only the simulator supports, and for repeats
-    together with several seeds.
+    called with a line for each run. Raises UserError for a fleet that only the simulator supports, for repeats together
+    with several seeds, and before any run if the minutes are too few.
     """
     if request.seeds > 1 and repeats > 1:
         remedy = f"must be 1 with {request.seeds} seeds, because each seed is run once; leave one of the options out"
@@ -95,10 +95,11 @@ def compare_on_engine(
                 remedy = "is a run of another comparison; choose another directory, or remove the run"
                 raise UserError("out", str(other.parent), remedy)
     sides = _scenarios(request)
+    for name, side in zip("ab", sides, strict=True):
+        check_replays(side[0].workload, _engines(side[0]), places[name], overwrite)
     with closing(load_engines(_engines(sides[0][0]), say)) as engine:
-        minutes_of_run = None if minutes is None else minutes / (2 * runs)
         say(f"{2 * runs} real runs, each of them:")
-        offered = [fitting(scenario.workload, engine, minutes_of_run, say) for scenario in sides[0]]
+        offered = [fitting(scenario.workload, engine, minutes, say, 2 * runs) for scenario in sides[0]]
     sides = [[replace(one, workload=workload) for one, workload in zip(side, offered, strict=True)] for side in sides]
     simulated = _simulated(request, sides, tell)
     sides = [side * repeats for side in sides]
@@ -172,15 +173,15 @@ def _scenarios(request: CompareRequest) -> list[list[PricedScenario]]:
     sides = []
     for side in (request.a, request.b):
         calibration, gpu = side.calibration or timing.calibration, side.gpu or timing.gpu
-        base = base_deployment(calibration)
-        if calibration is None and assumed(request.traffic):
-            base = long_enough(base, everything)
+        base = base_deployment(calibration, gpu)
         if timing.model is not None:
             if timing.model not in models():
                 raise UserError("model", timing.model, f"must be one of {', '.join(models())}")
             named = {"model": timing.model, "tensor_parallel_size": timing.tensor_parallel_size}
-            base = long_enough(base.model_copy(update=named), everything)
+            base = base.model_copy(update=named)
         deployed = side.deployed(base)
+        if assumed(request.traffic):
+            deployed = with_room(deployed, everything)
         check_pooling(everything, (deployed.model,), request.bounds)
         sides.append(side_scenarios(workloads, calibration, gpu, deployed, side.replicas, side.router))
     return sides

@@ -38,7 +38,7 @@ from tokentwin.planning.compare.unit_bootstrap import (
     Statistic,
     differences,
 )
-from tokentwin.serving.answers.figures import shown_change, shown_share
+from tokentwin.serving.answers.figures import shown_change, shown_number, shown_share
 from tokentwin.serving.metrics import metric
 from tokentwin.traces.tables import PERCENTILES, ecdf
 
@@ -64,8 +64,9 @@ def compare(pairs: PairedRuns, a: Side, b: Side, threshold: float = 0.05, seed: 
     if serial:
         rows.append(_throughput(pairs))
     tallies = tuple(_tallies(pairs, threshold))
+    a, b = (side.at_rates(one.overload) for side, one in ((a, pairs.a), (b, pairs.b)))
     return Compared(
-        verdict=verdict(rows, tallies),
+        verdict="; ".join(filter(None, (overload(a, b), verdict(rows, tallies)))),
         winner=winner(rows),
         difference=any(row.better for row in rows),
         requests=len(pairs.unit),
@@ -79,6 +80,17 @@ def compare(pairs: PairedRuns, a: Side, b: Side, threshold: float = 0.05, seed: 
         a=a,
         b=b,
     )
+
+
+def overload(a: Side, b: Side) -> str:
+    """Return a clause about the sides that are overloaded, and what they can serve; empty if both keep up."""
+    sides = [(name, side) for name, side in (("A", a), ("B", b)) if side.served_rate is not None]
+    if not sides:
+        return ""
+    arrive = shown_number(max(side.arrival_rate or 0.0 for _, side in sides))
+    served = " and ".join(f"{name} serves {shown_number(side.served_rate)}" for name, side in sides)
+    who = "both sides are" if len(sides) > 1 else f"{sides[0][0]} is"
+    return f"{who} overloaded: {arrive} requests/s arrive, {served}"
 
 
 def verdict(rows: Sequence[Row], tallies: Sequence[Tally] = ()) -> str:

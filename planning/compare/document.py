@@ -122,6 +122,13 @@ class Side(Part):
         "settings that a simulated side leaves to its engine, a line for each pool", default=()
     )
     seen_by: str = fact("sentence that says that latencies are those that clients see; else empty", default="")
+    arrival_rate: Number = fact("arrivals, if the side is overloaded", "requests/s", default=None)
+    served_rate: Number = fact("requests that the side serves, if it is overloaded", "requests/s", default=None)
+
+    def at_rates(self, rates: tuple[float, float] | None) -> Self:
+        """Return the side with its rates of arrivals and of served requests, if it is overloaded."""
+        arrival, served = rates or (None, None)
+        return type(self).model_validate({**vars(self), "arrival_rate": arrival, "served_rate": served})
 
 
 class Ranked(Part):

@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from tokentwin.planning.compare.unit_bootstrap import FEWEST_UNITS, Floats, Ints
 from tokentwin.serving.errors import UserError
 from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.metrics.saturation import served_rate, slows_down
 from tokentwin.traces.schema import REQUESTS
 
 COLUMNS = tuple(column.name for column in REQUESTS if column.name != "token_times_ns")  # columns that are compared
 _BLOCKS = 20  # largest number of blocks in a run
 _FEWEST_IN_BLOCK = 10
+_QUEUEING = 0.1  # share of their time that requests wait for their first step in an overload
 
 
 class SideRequests:
@@ -45,6 +47,17 @@ class SideRequests:
     def values(self, name: str) -> Floats:
         """Return a request metric, NaN for a request without a value."""
         return np.concatenate([run.values(name) for run in self.runs])
+
+    @property
+    def overload(self) -> tuple[float, float] | None:
+        """The requests per second that arrive and that are served, as means of the overloaded runs.
+
+        None if at most half of the runs are overloaded.
+        """
+        rates = [rates for run in self.runs if (rates := _overload(run)) is not None]
+        if 2 * len(rates) <= len(self.runs):
+            return None
+        return tuple(float(mean) for mean in np.mean(rates, axis=0))  # type: ignore[return-value]
 
     def labels(self, column: str) -> NDArray[np.str_]:
         return np.concatenate([np.array(pc.fill_null(t[column], "").to_pylist(), dtype=str) for t in self.tables])
@@ -97,6 +110,20 @@ class PairedRuns:
         firsts = np.cumsum([0, *(int(block.max()) + 1 for block in blocks)])
         unit = np.concatenate([block + first for block, first in zip(blocks, firsts[:-1], strict=True)])
         return unit, int(firsts[-1])
+
+
+def _overload(run: RunMetrics) -> tuple[float, float] | None:
+    """Return the rates of arrivals and of served requests of a run; None if the run keeps up.
+
+    The backlog of a short run grows while the run fills, but then requests neither queue nor take ever longer.
+    """
+    saturation, times = run.saturation, run.outstanding
+    served = served_rate(times[1])
+    if saturation is None or saturation.verdict != "OVERLOADED" or served is None or served >= saturation.arrival_rate:
+        return None
+    latencies = run.values("e2e_ms")
+    queues = saturation.waiting_share > _QUEUEING or slows_down(latencies[~np.isnan(latencies)])
+    return (saturation.arrival_rate, served) if queues else None
 
 
 def _check_alike(number: int, a: pa.Table, b: pa.Table, closed: bool) -> None:

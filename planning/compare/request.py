@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from tokentwin.planning.deployments import completed, with_settings
+from tokentwin.planning.deployments import described, with_settings
 from tokentwin.planning.request import Request, StatedDeployment, Timing
 from tokentwin.planning.traffic import Offered, waits_for_answers
 from tokentwin.serving.deployments.config import Deployment
@@ -32,7 +32,7 @@ class Side(Request):
 
     def deployed(self, base: Deployment) -> Deployment:
         """Return the side's deployment. Raises a UserError that names a wrong setting."""
-        return with_settings(completed(self.deployment, base), self.settings)
+        return with_settings(described(self.deployment, base), self.settings)
 
 
 class _Judged(Request):

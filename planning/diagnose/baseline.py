@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,9 +18,8 @@ import pyarrow.compute as pc
 
 from tokentwin.planning.diagnose.constraint_lifts import longest_request
 from tokentwin.planning.diagnose.document import FINISHED
-from tokentwin.planning.diagnose.fleet_lifts import everyone_admitted
+from tokentwin.planning.diagnose.overload import Overload, replicas_to_add
 from tokentwin.planning.priced_scenario import PricedScenario
-from tokentwin.planning.traffic import waits_for_answers
 from tokentwin.traces.metrics.client_view import as_clients_saw
 from tokentwin.traces.metrics.run_metrics import RunMetrics
 from tokentwin.traces.tables import percentiles
@@ -29,6 +27,7 @@ from tokentwin.traces.tables import percentiles
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _GAPS = "itl_ms"
 _LOST = 0.01  # share of the requests that could finish
+_MOST_ADDED = 15  # replicas that are tried against the loss of requests
 
 
 class Bought(NamedTuple):
@@ -38,11 +37,13 @@ class Bought(NamedTuple):
         p99: the remaining p99 of each latency, in ms
         bought: share of each baseline p99 that is gained; under `finished`, the share of the lost requests that finish
         finished: share of all requests that finish
+        mends: True if the run then keeps up with its arrivals, or loses no requests; None if it did so before
     """
 
     p99: dict[str, float]
     bought: dict[str, float]
     finished: float
+    mends: bool | None
 
 
 class Baseline:
@@ -53,6 +54,7 @@ class Baseline:
         p99: p99 of each latency that has a value, in ms
         finished: share of all requests that finish
         sheds: True if lost requests are to be explained; `p99` then covers the requests that finish
+        overload: the overload, if the run receives more requests than it can serve and loses none
     """
 
     def __init__(self, scenario: PricedScenario, latencies: Sequence[str]) -> None:
@@ -66,6 +68,7 @@ class Baseline:
         self._kept = None if self.sheds else self.requests["request_id"].filter(pa.array(metrics.finished))
         p99s = self._p99s(self.requests, latencies)
         self.p99 = {name: value for name, value in p99s.items() if not math.isnan(value)}
+        self.overload = None if self.sheds else Overload.of(scenario, metrics.saturation, metrics.outstanding[1])
 
     def against(self, scenario: PricedScenario) -> Bought:
         """Return what another scenario of the same requests gains."""
@@ -75,21 +78,23 @@ class Baseline:
         metrics = RunMetrics(requests)
         if self.sheds:
             bought[FINISHED] = 1 - self._lost_share(requests, metrics) / self._lost
-        return Bought(p99, bought, float(metrics.finished.mean()))
+        broken = self.sheds or self.overload is not None
+        return Bought(p99, bought, float(metrics.finished.mean()), self._mended(requests) if broken else None)
 
-    @staticmethod
-    def drained_ns(scenario: PricedScenario) -> int | None:
-        """Return the time to serve the same requests if all arrive at once, in ns: it shows the engines' capacity.
+    def replicas_to_add(self, scenario: PricedScenario) -> int | None:
+        """Return the smallest number of replicas that mends a run that is overloaded or loses requests.
 
-        No request is rejected. Returns None if arrivals depend on answers.
+        Returns None if the run needs no mending, or if replicas do not mend it.
         """
-        if waits_for_answers(scenario.workload):
-            return None
-        admitted = everyone_admitted(scenario)
-        open_to_all = scenario if isinstance(admitted, str) else admitted
-        at_once = [replace(request, arrival_ns=0) for request in scenario.workload.requests]
-        made = replace(open_to_all, workload=replace(scenario.workload, requests=at_once)).requests()
-        return pc.max(as_clients_saw(made)["finish_ns"]).as_py()
+        if self.overload is not None:
+            return replicas_to_add(scenario, self.overload.lacking(scenario), self.overload.ample, self._mended)
+        return replicas_to_add(scenario, 1, _MOST_ADDED, self._mended) if self.sheds else None
+
+    def _mended(self, requests: pa.Table) -> bool:
+        metrics = RunMetrics(requests)
+        if self._lost_share(requests, metrics) > _LOST:
+            return False
+        return self.overload is None or not self.overload.piles_up(metrics.saturation)
 
     def _lost_share(self, requests: pa.Table, metrics: RunMetrics) -> float:
         """Return the lost share of the requests that could finish."""

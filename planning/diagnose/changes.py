@@ -92,7 +92,7 @@ class _Case:
 
 def _more_running_requests(case: _Case) -> Iterator[Settings]:
     active: Settings = {} if case.scheduler.max_num_active_seqs is None else {"max_num_active_seqs": None}
-    yield from ({"max_num_seqs": times * case.scheduler.most_running, **active} for times in (2, 8))
+    yield from ({"max_num_seqs": times * case.scheduler.most_running, **active} for times in (2, 8, 64))
 
 
 def _more_adapter_slots(case: _Case) -> Iterator[Settings]:
@@ -296,12 +296,12 @@ def both_sides(scenario: PricedScenario) -> dict[str, Any]:
     return settings
 
 
-def one_more(scenario: PricedScenario) -> Settings:
-    """Return the setting of one more replica; in a fleet, it adds one replica to the first pool of each role."""
+def replicas_setting(scenario: PricedScenario, count: int = 1) -> Settings:
+    """Return the setting of `count` more replicas; in a fleet, it adds them to the first pool of each role."""
     fleet = scenario.deployment.fleet
     if fleet is None:
-        return {"replicas": scenario.replicas + 1}
-    return _pools(fleet, {pool.role: 1 for pool in fleet.pools})
+        return {"replicas": scenario.replicas + count}
+    return _pools(fleet, {pool.role: count for pool in fleet.pools})
 
 
 def _other_roles(fleet: FleetConfig | None) -> Iterator[Settings]:

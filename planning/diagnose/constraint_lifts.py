@@ -2,8 +2,8 @@
 
 A lift takes a scenario and returns the scenario without the constraint, or a few words that say why it does not apply.
 The gain of a lift is the share of a latency that the constraint causes. The gains of several lifts need not add up to
-one, since constraints hide one another. Each lift belongs to a layer, and answers one of five questions. They are asked
-in order: about the model, its kernels, KV, the scheduler, and then capacity.
+one, since constraints hide one another. Each lift belongs to a layer and to an area: the model, its kernels, KV, the
+scheduler, or capacity.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tokentwin.planning.diagnose.document import NO_PARTS
 from tokentwin.planning.diagnose.fleet_lifts import (
     FASTEST,
     another_split,
     better_routing,
     everyone_admitted,
     instant_transfers,
+    more_replicas,
     no_failures,
     no_front_door,
-    one_more_replica,
     scaled_at_once,
 )
 from tokentwin.planning.diagnose.lifted_costs import (
@@ -52,20 +53,12 @@ from tokentwin.sim.fleet import PricedPool
 Layer = Literal["compute", "memory", "request"]
 Kind = Literal["capacity", "policy"]
 
-QUESTIONS = {
-    "model": "Is the model heavy?",
-    "kernels": "Do the kernels map well?",
-    "KV": "Is KV the limit?",
-    "scheduler": "Does the scheduler organise the work well?",
-    "capacity": "Is there enough capacity for the traffic?",
-}
 _MOST_BLOCKS = 10_000_000  # maximum number of blocks of a SchedulerConfig
 _PLACES = 8  # factor by which more requests may run at once
 _CHUNKS = 8  # factor by which chunks become smaller
 _BLOCK = 16  # tokens in a block; smaller blocks waste little
 _BURSTY = 1.5  # index of dispersion; Poisson arrivals have 1
 _WINDOW = 20  # mean number of arrivals in a window of that index
-NO_PARTS = "the cost model does not know this part of a step"
 
 
 @dataclass(frozen=True)
@@ -84,9 +77,9 @@ class Lift:
     apply: Callable[[PricedScenario], PricedScenario | str]
     cause: str
     layer: Layer
-    question: str
-    usually: Kind
-    ideal: bool
+    area: str
+    usually: Kind = "capacity"
+    ideal: bool = False
 
     def kind(self, scenario: PricedScenario) -> Kind:
         deployment, scheduler = scenario.deployment, scenario.deployment.scheduler
@@ -366,7 +359,7 @@ _APPLY: dict[str, Callable[[PricedScenario], PricedScenario | str]] = {
     "half the KV to read": _of_costs(with_half_the_kv),
     "half the weights to read": _of_costs(lambda cost: with_parts(cost, 0.5, *WEIGHT_PARTS)),
     FREE_PREFILL: _of_costs(with_free_prefill),
-    REPLICA: one_more_replica,
+    REPLICA: more_replicas,
     "twice the GPUs an engine": twice_the_gpus,
 }
 _TOLD = tomllib.loads(Path(__file__).with_name("lifts.toml").read_text(encoding="utf-8"))

@@ -8,13 +8,14 @@ more GPUs help even if the cause is a wrong setting or waste, so they come last.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
 
 from tokentwin.planning.diagnose.baseline import LATENCIES, Baseline
-from tokentwin.planning.diagnose.changes import both_sides, changed, changes, one_more
+from tokentwin.planning.diagnose.changes import both_sides, changed, changes, replicas_setting
 from tokentwin.planning.diagnose.command import named
 from tokentwin.planning.diagnose.constraint_lifts import (
     ADMISSION,
@@ -33,6 +34,7 @@ from tokentwin.planning.diagnose.document import (
     DiagnosisDocument,
     Symptom,
 )
+from tokentwin.planning.diagnose.fleet_lifts import more_replicas
 from tokentwin.planning.diagnose.simulated_symptoms import (
     good_benchmark,
     more_gpus_do_not_help,
@@ -89,13 +91,16 @@ def diagnose(
         if judged:
             raise UserError("metric", judged, "has no value in this run; choose another latency")
         name = "e2e_ms"  # an output of one token has no TPOT
-    tried = _by_blame(list(_counterfactuals(scenario, base, tell)), name)
+    overload = base.overload
+    tried = _by_blame(list(_counterfactuals(scenario, base, tell)), name, overload is not None)
     facts |= {
         "symptoms": symptoms,
         "metric": name,
         "recorded_p99": {m: by_metric[m] for m in base.p99},
         "simulated_p99": base.p99,
         "simulated_finished": base.finished,
+        "arrival_rate": overload and overload.arrival_rate,
+        "served_rate": overload and overload.served_rate,
         "counterfactuals": tried,
         "both": both_sides(scenario),
         "gpus": scenario.gpus,
@@ -118,6 +123,12 @@ def _counterfactuals(
         tell(f"simulating it with {lift.name}", done / (len(lifts) + 2))
         lifted = lift.apply(scenario)
         yield _tried(lift, lift.name, lift.kind(scenario), base, lifted)
+    replica = LIFTS[REPLICA]
+    tell(f"simulating it with {replica.name} and more", len(lifts) / (len(lifts) + 1))
+    count = base.replicas_to_add(scenario)
+    if count is not None and count > 1:
+        lifted, settings = more_replicas(scenario, count), replicas_setting(scenario, count)
+        yield _tried(replica, f"{count:,} more replicas", replica.usually, base, lifted, settings=settings)
 
 
 def _tried(
@@ -126,7 +137,8 @@ def _tried(
     what = {"p99": {}, "bought": {}, "skipped": made} if isinstance(made, str) else base.against(made)._asdict()
     gpus = None if isinstance(made, str) else made.gpus
     return Counterfactual.model_validate(
-        {"name": name, "cause": lift.cause, "lifecycle": lift.layer, "kind": kind, "gpus": gpus, "ideal": lift.ideal}
+        {"name": name, "cause": lift.cause, "lifecycle": lift.layer, "area": lift.area, "kind": kind, "gpus": gpus}
+        | {"ideal": lift.ideal}
         | what
         | more
     )
@@ -135,14 +147,17 @@ def _tried(
 def _changes(
     scenario: PricedScenario, base: Baseline, known: DiagnosisDocument, cause: Counterfactual, source: Source | None
 ) -> list[Counterfactual]:
-    """Return settings and purchases that reduce the cause; of the best changes, those with the fewest GPUs come first.
+    """Return settings and purchases that reduce the cause, the best first.
 
-    Of changes with the same number of GPUs, those that keep the precision of weights and KV come first.
+    Changes come first that mend an overload or a loss of requests, or gain nearly as much as the best without more
+    GPUs; if neither is to be mended, those that gain nearly as much as the best. Of these, those with the fewest GPUs
+    come first, and of these those that keep the precision of weights and KV.
     """
-    lift, tried = LIFTS[cause.name], []
+    tried = [c for c in known.tried if c.settings]
     replica = next(c for c in known.counterfactuals if c.name == REPLICA)
     if not replica.skipped:
-        tried.append(replica.model_copy(update={"settings": one_more(scenario)}))
+        tried.append(replica.model_copy(update={"settings": replicas_setting(scenario)}))
+    lift = LIFTS.get(cause.name, LIFTS[REPLICA])
     for settings in changes(scenario, lift.name):
         try:
             made = changed(scenario, source, settings)
@@ -151,14 +166,24 @@ def _changes(
         bought = made.gpus > scenario.gpus or settings.get("inter_node")
         kind = "capacity" if bought else "policy"
         tried.append(_tried(lift, named(settings), kind, base, made, ideal=False, settings=settings))
+    own = [c for c in tried if c.kind == "policy" and c.gain(known.metric) >= LEAST]
+    if base.overload is not None and own and not any(c.mends for c in own):
+        setting = max(own, key=lambda c: c.gain(known.metric)).settings
+        made = changed(scenario, source, setting)
+        if count := base.replicas_to_add(made):
+            both = {**setting, **replicas_setting(made, count)}
+            name = f"{named(setting)} and {count:,} more replica{'s' * (count > 1)}"
+            wide = more_replicas(made, count)
+            tried.append(_tried(lift, name, "capacity", base, wide, ideal=False, settings=both))
     worth = {c.name: worth_of(c, known.metric) for c in tried}
     most = max(worth.values(), default=0.0)
-    return sorted(
-        tried,
-        key=lambda c: (
-            worth[c.name] < _NEARLY * most, c.gpus or 0, not _ROUNDING.isdisjoint(c.settings), -worth[c.name],
-        ),
-    )  # fmt: skip
+
+    def rank(c: Counterfactual) -> tuple[bool, int, bool, bool, float]:
+        rounds, far = not _ROUNDING.isdisjoint(c.settings), worth[c.name] < _NEARLY * most
+        fails = not c.mends and (far or (c.mends is False and (c.gpus or 0) > scenario.gpus))
+        return fails, c.gpus or 0, not c.mends, rounds, -worth[c.name]
+
+    return sorted(tried, key=rank)
 
 
 def worth_of(change: Counterfactual, judged: str) -> float:
@@ -167,17 +192,23 @@ def worth_of(change: Counterfactual, judged: str) -> float:
     return net if net < 0 and judged != FINISHED else gain
 
 
-def _by_blame(tried: Sequence[Counterfactual], judged: str) -> list[Counterfactual]:
+def _by_blame(tried: Sequence[Counterfactual], judged: str, overloaded: bool) -> list[Counterfactual]:
     """Return the counterfactuals, the most likely cause first and skipped ones last.
 
     Lifts that gain a tenth come in the order of what they cost the user: first constraints, which settings may remove,
     then less work, which needs other traffic, then more GPUs. Within a class, and among smaller gains, which come after
-    all classes, the largest gain comes first.
+    all classes, the largest gain comes first. In an overload, a constraint is a cause only if the run keeps up without
+    it, or gains nearly as much as with enough replicas; otherwise there are too few replicas.
     """
+    enough = max((_net_gain(c, judged) for c in tried if c.mends and (c.name == REPLICA or c.settings)), default=0.0)
 
     def rank(c: Counterfactual) -> tuple[bool, int, float]:
         gain = _net_gain(c, judged)
         classes = 0 if gain < LEAST else 1 if c.name in MORE else 2 if c.name in WORK else 3
+        if overloaded and classes == 3 and not c.mends and gain < _NEARLY * enough:
+            classes = 1
+        if overloaded and c.mends and (c.name == REPLICA or c.settings):
+            return not c.skipped, 2, math.inf
         return not c.skipped, classes, gain
 
     return sorted(tried, key=rank, reverse=True)

@@ -28,6 +28,8 @@ OVERLOAD = "overload"  # a symptom
 _SAME = 0.01  # share of a p99 up to which a loss is not noticed
 LEAST = 0.1  # share of the p99, or of the lost requests; a lift with a smaller gain is no cause and not recommended
 AS_IT_WAS = "simulation with all constraints"
+AREAS = ("model", "kernels", "KV", "scheduler", "capacity")
+NO_PARTS = "the cost model does not know this part of a step"
 
 
 class Finding(NamedTuple):
@@ -50,6 +52,9 @@ class Symptom(Part):
     metric: str = fact("latency in which the symptom shows")
     evidence: str = fact("numbers that show the symptom")
     proof: str = fact("measurement that would prove the cause")
+    lifts: tuple[str, ...] = fact("lifts of which one must help if the symptom is a cause", default=())
+    outcome: str = fact("what simulations say about the symptom; empty if no simulation tests it", default="")
+    refuted: bool = fact("whether simulations show that the symptom is no cause of the judged latency", default=False)
 
     @classmethod
     def from_finding(cls, name: str, finding: Finding) -> Symptom:
@@ -59,7 +64,7 @@ class Symptom(Part):
 
 
 @cache
-def _catalogue() -> dict[str, dict[str, str]]:
+def _catalogue() -> dict[str, dict[str, Any]]:
     return tomllib.loads(Path(__file__).with_name("symptoms.toml").read_text(encoding="utf-8"))
 
 
@@ -69,6 +74,7 @@ class Counterfactual(Part):
     name: str = fact("name of the difference that was simulated")
     cause: str = fact("cause that is to blame if the difference helps")
     lifecycle: str = fact("layer that it belongs to: compute, memory or request")
+    area: str = fact("area whose part of a latency it shows: model, kernels, KV, scheduler or capacity", default="")
     kind: str = fact("`capacity` or `policy`")
     p99: dict[str, Number] = fact(
         "p99 with the difference, by latency; null if more than 1 % of the requests never finish", "ms"
@@ -78,6 +84,9 @@ class Counterfactual(Part):
     )
     skipped: str = fact("reason why the difference was not simulated; there are no numbers then", default="")
     finished: Number = fact("share of all requests that finish", "fraction", default=None)
+    mends: bool | None = fact(
+        "whether the run then keeps up with its arrivals, or loses no requests; null if it did so before", default=None
+    )
     ideal: bool = fact(
         "whether nobody can buy the difference: it only shows the effect of the constraint", default=True
     )
@@ -95,25 +104,6 @@ class Counterfactual(Part):
         return -math.inf if share is None else share
 
 
-class Question(Part):
-    """One of the questions that a diagnosis asks in order."""
-
-    question: str = fact("the question")
-    yes: bool | None = fact("the answer; null if nothing could be tried")
-    lift: str = fact("difference that helps most, of all that the question is about", default="")
-    gain: Number = fact(
-        "share of the judged p99 that disappears, or of the lost requests that finish", "fraction", default=None
-    )
-    untried: str = fact("differences that might help but could not be tried, if the answer is not known", default="")
-
-    def text(self, sheds: bool) -> str:
-        """Return the answer in a few words. If the run `sheds`, it is about the lost requests instead of the p99."""
-        if self.yes is None or self.gain is None:
-            return f"Not known: {self.untried or 'nothing of it'} could{' not' * bool(self.untried)} be tried."
-        effect = "of the lost requests finish" if sheds else "of the p99 disappears"
-        return f"{'Yes' if self.yes else 'No'}: with {self.lift} {shown_share(max(self.gain, 0.0))} {effect}."
-
-
 class TrustSection(Part):
     """The trust in step times."""
 
@@ -128,8 +118,7 @@ class DiagnosisDocument(Document):
     where: ClassVar[str] = "diagnosis"
 
     steps: bool = fact("whether the recording has steps, so that compute and memory were examined", default=True)
-    verdict: str = fact("diagnosis in a sentence, for an engineer")
-    summary: str = fact("diagnosis in a sentence, for those who decide about purchases", default="")
+    verdict: str = fact("cause that was proved, and the change that mends it, in a sentence")
     kind: str | None = fact("`capacity` or `policy`; null if there is no problem", default=None)
     cause: str | None = fact("counterfactual that is most to blame", default=None)
     metric: str = fact("latency whose p99 is explained; `finished` if lost requests are explained")
@@ -142,15 +131,15 @@ class DiagnosisDocument(Document):
         "reason why counterfactuals may be about another run than the recorded one", default=None
     )
     trust: TrustSection | None = fact("trust in the cost model's step times", default=None)
+    arrival_rate: Number = fact("arrivals of an overloaded run", "requests/s", default=None)
+    served_rate: Number = fact("requests that an overloaded run can serve", "requests/s", default=None)
+    bounds: dict[str, float] = fact("bounds of the p99s by latency", "ms", default={})
     requests: int = fact("number of recorded requests", default=0)
     gpus: int = fact("number of GPUs of the run simulated as it was", default=0)
     symptoms: tuple[Symptom, ...] = fact(
         "the symptoms, the largest share first; long latencies and idle devices come last"
     )
     counterfactuals: tuple[Counterfactual, ...] = fact("the counterfactuals, the most likely cause first")
-    questions: tuple[Question, ...] = fact(
-        "the questions in the order they are asked, each with the change that helps most", default=()
-    )
     changes: tuple[Counterfactual, ...] = fact("changes that can be bought or set, the best first", default=())
     run: str = fact("directory of the recording", default="")
     calibration: str | None = fact("directory of the calibration that timed the simulated runs", default=None)
@@ -181,26 +170,30 @@ class DiagnosisDocument(Document):
         first = [change for change in self.changes[:1] if change.gain(self.metric) >= LEAST]
         return next(iter([*first, *filter(spares, self.changes)]), None)
 
-    def remains(self, bounds: Mapping[str, float] = MappingProxyType({})) -> str:
-        """Return what the recommended change does not cure, in a clause; empty without such a change.
+    def finding(self, bounds: Mapping[str, float] | None = None) -> str:
+        """Return the verdict, and what the recommended change does not cure.
 
-        `bounds` are the bounds of p99s in milliseconds, if SLOs are known.
+        `bounds` are bounds of p99s in milliseconds, by default those of the diagnosis.
         """
+        return "; ".join(filter(None, (self.verdict, self.remains(self.bounds if bounds is None else bounds))))
+
+    def remains(self, bounds: Mapping[str, float] = MappingProxyType({})) -> str:
+        """Return what the recommended change does not cure, in a clause; empty without such a change."""
         best = self.best
         if best is None:
             return ""
         if self.sheds:
             lost = 1 - (best.finished or 0.0)
-            return f"{shown_share(lost, 1)} of the requests would still not finish" if lost else "all requests finish"
+            return f"{shown_share(lost, 1)} of the requests would still not finish" if lost else ""
         left = {name: math.inf if best.p99.get(name) is None else best.p99[name] or 0.0 for name in self.simulated_p99}
         over = [name for name, bound in bounds.items() if left.get(name, 0.0) > bound]
         unknown = [label_of(name) for name in bounds if name not in left]
         also = f"; not simulated: {', '.join(unknown)}" if unknown else ""
         if len(bounds) > len(unknown) and not over:
-            return f"after this change, every {'simulated ' if unknown else ''}p99 is within its SLO{also}"
+            return f"every {'simulated ' if unknown else ''}p99 is then within its SLO{also}"
         named = [f"{label_of(name)} {shown_time(left[name])}" for name in over or left]
-        still = "still broken after this change:" if over else "after this change, the p99s are"
-        return f"{still} {', '.join(named)}{also}"
+        piles_up = "requests still pile up; " if best.mends is False else ""
+        return f"{piles_up}{'still broken:' if over else 'the p99s are then'} {', '.join(named)}{also}"
 
     @property
     def sheds(self) -> bool:
@@ -254,36 +247,46 @@ class DiagnosisDocument(Document):
         return table
 
     def report(self) -> Iterator[Line | Table]:
+        yield Line(self.finding(), "headline")
+        if self.best:
+            yield Line(self.command(self.best), "command")
+        if self.warning:
+            yield Line(self.warning, "warning")
         yield from self.shown_symptoms()
         if self.counterfactuals:
             yield from self.shown_lifts()
-            if self.warning:
-                yield Line(self.warning, "warning")
+            yield from self.shown_areas()
         else:
-            yield Line(
-                "these are only symptoms; give -c or --gpu to simulate the run with each constraint lifted", "note"
-            )
-        yield Line(self.verdict, "headline")
-        yield from self.shown_questions()
-        if self.changes:
-            yield Line(self.summary, "headline")
-        if remains := self.remains():
-            yield Line(remains)
-        if self.best:
-            yield Line(self.command(self.best), "command")
+            yield Line("give -c or --gpu to simulate the run with each constraint lifted", "note")
 
     def shown_symptoms(self) -> Iterator[Line | Table]:
-        """Yield the symptoms, and a note if compute and memory were not examined."""
-        if self.symptoms:
+        """Yield the symptoms that may be causes, those that are none, and a note if steps were not examined."""
+        likely = [symptom for symptom in self.symptoms if not symptom.refuted]
+        if likely:
             columns = tuple(map(Column, ("symptom", "lifecycle", "evidence", "how to test it")))
-            rows = [(symptom.name, symptom.lifecycle, symptom.evidence, symptom.proof) for symptom in self.symptoms]
+            simulated = "simulated: {}".format
+            rows = [(s.name, s.lifecycle, s.evidence, simulated(s.outcome) if s.outcome else s.proof) for s in likely]
             yield Table(columns, rows, sentences=True)
+        if refuted := [f"{symptom.name} ({symptom.outcome})" for symptom in self.symptoms if symptom.refuted]:
+            yield Line(f"seen, but no cause: {', '.join(refuted)}", "note")
         if not self.steps:
             yield Line("the recording has no steps, so compute and memory were not examined", "note")
 
-    def shown_questions(self) -> Iterator[Line]:
-        """Yield the questions with their answers."""
-        return (Line(f"{asked.question} {asked.text(self.sheds)}") for asked in self.questions)
+    def shown_areas(self) -> Iterator[Line]:
+        """Yield the largest gain in each area, in one line."""
+        largest = []
+        for area in AREAS:
+            lifts = [lift for lift in self.counterfactuals if lift.area == area]
+            best = max((lift for lift in lifts if not lift.skipped), key=lambda c: c.gain(self.metric), default=None)
+            gain = max(best.gain(self.metric), 0.0) if best else 0.0
+            if best and (gain >= LEAST or all(lift.skipped != NO_PARTS for lift in lifts)):
+                largest.append((gain, f"{area} {shown_share(gain)}" + f" ({best.name})" * (gain > 0)))
+            elif lifts:
+                largest.append((-1.0, f"{area} not known"))
+        texts = [text for _, text in sorted(largest, key=lambda entry: -entry[0])]
+        what = "lost requests" if self.sheds else f"p99 of {metric(self.metric).label}"
+        if texts:
+            yield Line(f"part of the {what} by area: {', '.join(texts)}", "note")
 
     def shown_lifts(self) -> Iterator[Line | Table]:
         """Yield the latencies with each constraint lifted and with each change, and the lifts that were not tried."""
@@ -297,7 +300,9 @@ class DiagnosisDocument(Document):
             row(RECORDING, "", self.recorded_finished, recorded),
             row(AS_IT_WAS, "", self.simulated_finished, simulated),
         ]
-        for tried in self.with_changes:
+        lifted = self.with_changes
+        effects = {t.name: max(abs(t.gain(name)) for name in (*self.simulated_p99, self.metric)) for t in lifted}
+        for tried in (tried for tried in lifted if effects[tried.name] >= _SAME):
             p99s = (self.changed_p99(tried, name) for name in self.simulated_p99)
             rows.append(row(tried.called, tried.kind, tried.finished, p99s))
         finish = [Column("finish", SHARE)] if self.sheds else []
@@ -306,6 +311,10 @@ class DiagnosisDocument(Document):
         scope = "; latencies cover only requests that finish" if self.sheds else ""
         yield Table(columns, rows, f"effect of lifting one constraint, or of one change{scope}")
         yield Line("* an ideal that nobody can buy: it shows the effect of the constraint", "note")
-        yield from (
-            Line(f"{t.name}: not tried, because {t.skipped}", "note") for t in self.counterfactuals if t.skipped
-        )
+        for why, names in (
+            ("no effect", [name for name, effect in effects.items() if effect < _SAME]),
+            ("the cost model does not separate", [t.name for t in self.counterfactuals if t.skipped == NO_PARTS]),
+            ("do not apply", [t.name for t in self.counterfactuals if t.skipped not in ("", NO_PARTS)]),
+        ):
+            if names:
+                yield Line(f"{why}: {', '.join(names)}", "note")

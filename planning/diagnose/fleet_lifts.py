@@ -28,12 +28,12 @@ def instant_transfers(scenario: PricedScenario) -> PricedScenario | str:
     return _with_fleet(scenario, fleet, links=fast)
 
 
-def one_more_replica(scenario: PricedScenario) -> PricedScenario | str:
-    """Add one engine behind the router; in a fleet, add one replica to the first pool of each role."""
+def more_replicas(scenario: PricedScenario, count: int = 1) -> PricedScenario | str:
+    """Add `count` engines behind the router; in a fleet, add as many replicas to the first pool of each role."""
     fleet = scenario.deployment.fleet
     if fleet is None:
-        return replace(scenario, replicas=scenario.replicas + 1)
-    return _SCALED if fleet.autoscaler else _resized(scenario, fleet, {pool.role: 1 for pool in fleet.pools})
+        return replace(scenario, replicas=scenario.replicas + count)
+    return _SCALED if fleet.autoscaler else _resized(scenario, fleet, {pool.role: count for pool in fleet.pools})
 
 
 def another_split(scenario: PricedScenario, more: str) -> PricedScenario | str:

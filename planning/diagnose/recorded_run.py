@@ -120,6 +120,7 @@ def diagnose(request: DiagnoseRequest, tell: Tell = quiet) -> DiagnosisDocument:
     document = search.diagnose(symptoms(evidence), evidence.seen, scenario, request.metric, tell, source, another)
     trust = TrustSection(**scenario.trust()._asdict())
     about = {"steps": evidence.has_steps, "inputs": request.as_json(), "run": request.run, **source._asdict()}
+    about["bounds"] = request.bounds
     return document.model_copy(update={**about, "trust": trust})
 
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from tokentwin.planning.diagnose.baseline import Baseline
-from tokentwin.planning.diagnose.constraint_lifts import REPLICA, twice_the_gpus
+from tokentwin.planning.diagnose.constraint_lifts import LIFTS, REPLICA, twice_the_gpus
 from tokentwin.planning.diagnose.document import FINISHED, LEAST, Counterfactual, Finding, Symptom
-from tokentwin.planning.diagnose.fleet_lifts import one_more_replica
+from tokentwin.planning.diagnose.fleet_lifts import more_replicas
+from tokentwin.planning.diagnose.overload import drained_ns
 from tokentwin.planning.priced_scenario import PricedScenario
 from tokentwin.serving.answers.figures import shown_number, shown_share, shown_time
 from tokentwin.serving.metrics import metric
@@ -51,15 +51,17 @@ def scaling_efficiency(scenario: PricedScenario) -> float | None:
     on answers, or if neither is possible.
     """
     more = twice_the_gpus(scenario)
-    more = one_more_replica(scenario) if isinstance(more, str) else more
+    more = more_replicas(scenario) if isinstance(more, str) else more
     if isinstance(more, str):
         return None
-    before, after = Baseline.drained_ns(scenario), Baseline.drained_ns(more)
+    before, after = drained_ns(scenario), drained_ns(more)
     return before / after / (more.gpus / scenario.gpus) if before and after else None
 
 
 def more_gpus_do_not_help(tried: Sequence[Counterfactual], name: str, scaling: float | None) -> Iterator[Symptom]:
-    """Yield a symptom if more GPUs hardly help."""
+    """Yield a symptom if more GPUs hardly help; none if a run of `tried` with more of them mends an overload."""
+    if any(lift.mends and lift.cause == LIFTS[REPLICA].cause for lift in tried):
+        return
     replica = next(c for c in tried if c.name == REPLICA)
     helps_little = not replica.skipped and -math.inf < replica.gain(name) < LEAST
     if not helps_little and (scaling is None or scaling >= _SCALES):

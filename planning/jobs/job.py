@@ -165,8 +165,12 @@ class Job:
 
 def finished(root: Path, task: str) -> list[Job]:
     """Return the jobs of `task` that have a result, the most recently started job first."""
+    return [job for job in started(root, task) if job.status.state == "done"]
+
+
+def started(root: Path, task: str) -> Iterator[Job]:
+    """Yield the jobs of `task` that were ever started, the most recently started job first."""
     paths = sorted(root.glob("*/request.json"), key=lambda path: (-path.stat().st_mtime_ns, path.parent.name))
-    jobs = []
     for path in paths:
         request = read_json(path)
         settings = request.get("settings") if isinstance(request, dict) else None
@@ -174,9 +178,8 @@ def finished(root: Path, task: str) -> list[Job]:
             continue
         job = Job(root, task, settings)
         # A job in another directory belongs to another version of tokentwin, and may have another result.
-        if job.directory == path.parent and job.status.state == "done":
-            jobs.append(job)
-    return jobs
+        if job.directory == path.parent:
+            yield job
 
 
 def _end_group(leader: int) -> None:

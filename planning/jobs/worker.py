@@ -19,6 +19,7 @@ from typing import IO, Any
 from tokentwin.planning.jobs.files import read_json, write_json
 from tokentwin.planning.progress import Tell, TimeLeft
 from tokentwin.serving.errors import UserError, reason
+from tokentwin.serving.user_code.call_limit import watch
 
 Task = Callable[[dict[str, Any], Path, Tell], Any]
 
@@ -43,6 +44,7 @@ def main(directory: Path) -> int:
     write_json(directory / "process.json", os.getpid())
     request = read_json(directory / "request.json")
     slot = _slot(directory.parent)
+    watch(lambda error: _failed(directory, str(error)))
     try:
         module, _, function = request["task"].partition(":")
         task: Task = getattr(import_module(module), function)

@@ -26,7 +26,7 @@ def alternatives(
         _alternative(own, name, value, questions, traffic)
         for name, tried in findings.tried.items()
         if name not in findings.at_least and name not in findings.assumed
-        for value in tried.alike
+        for value in tried.alike_but(getattr(twin.setting, name))
     ]
 
 

@@ -22,7 +22,7 @@ _BLOCKS_ASSUMED = 1000  # KV blocks of a device whose memory is not known
 def believed_twin(base: Deployment, gpu: str, known: dict[str, Any]) -> Twin:
     """Return the twin with the defaults of the deployment's engine on `gpu`; `known` settings replace them."""
     spec = find_gpu(gpu)
-    deployment = with_engine_defaults(base, spec)
+    deployment, _ = with_engine_defaults(base, spec)
     sized = deployment.model_copy(update={"gpu_memory_utilization": _UTILIZATION})
     blocks = kv_capacity(find_model(deployment.model), spec, sized).num_blocks
     calibration = blind(gpu, deployment)

@@ -19,15 +19,16 @@ SOURCES = {
     "reported": "by the server",
     "at least": "the engine's default; no question reached it",
     "assumed": "the engine's default; no question was asked that reveals it",
+    "undecided": "not known; the answers do not exclude others",
 }
 
 
 class LearntSetting(Part):
     """A setting of the server."""
 
-    name: str = fact("name of the setting, as in a deployment file")
+    name: str = fact("name of the setting, as in a deployment file; kv_tokens is the size of the KV cache in tokens")
     value: bool | int | str = fact("the likeliest value")
-    source: Literal["inferred", "stated", "reported", "at least", "assumed"] = fact("origin of the value")
+    source: Literal["inferred", "stated", "reported", "at least", "assumed", "undecided"] = fact("origin of the value")
     at_least: int | None = fact("lower limit of a value that no question reached; null for other values", default=None)
     reported: bool | int | str | None = fact(
         "value that the server reports, if you stated another; else null", default=None

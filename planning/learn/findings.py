@@ -18,10 +18,10 @@ class Candidates(NamedTuple):
     values: tuple[Any, ...]
     below: tuple[float, ...]
 
-    @property
-    def alike(self) -> tuple[Any, ...]:
-        """The values that the answers do not tell apart from the likeliest."""
-        return tuple(value for value, less in zip(self.values, self.below, strict=True) if 0 < less < CLOSE)
+    def alike_but(self, one: Any) -> tuple[Any, ...]:
+        """Return the values but `one` that the answers do not tell apart from the likeliest, which is among them."""
+        close = (value for value, less in zip(self.values, self.below, strict=True) if less < CLOSE)
+        return tuple(value for value in close if value != one)
 
 
 @dataclass
@@ -34,6 +34,7 @@ class Findings:
         at_least: lower limits of settings that no question reached; their values are assumed
         ranges: least and greatest of the numbers that the answers do not tell apart from that of the twin
         assumed: names of settings that were not asked about, because the time was up or no question can reveal them
+        undecided: names of settings whose other values the answers do not exclude, so that none is claimed
     """
 
     known: Mapping[str, Any]
@@ -41,6 +42,7 @@ class Findings:
     at_least: dict[str, int] = field(default_factory=dict)
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
     assumed: set[str] = field(default_factory=set)
+    undecided: set[str] = field(default_factory=set)
 
     def values(self, name: str, values: Sequence[Any]) -> tuple[Any, ...]:
         """Return the values of a setting to try: the known one, or else `values`."""

@@ -62,9 +62,11 @@ def with_memory(twin: Twin, ask: Ask, bounds: Bounds, findings: Findings) -> Twi
 
 
 def with_block_size(twin: Twin, ask: Ask, bounds: Bounds, findings: Findings) -> Twin:
-    """Ask for cached prefixes, of which each block size finds another part, and return the likeliest twin.
+    """Ask for cached prefixes, of which each block size finds another part, and return the twin with its block size.
 
-    The KV cache keeps its size in tokens. A block size that no question can reveal is noted as assumed.
+    A block size counts as inferred only if the answer excludes the other usual ones; otherwise it is undecided, and the
+    default of the engine stays if it is not excluded. A block size that no question can reveal is noted as assumed. The
+    KV cache keeps its size in tokens.
     """
     setting = twin.setting
     if "block_size" in findings.known:
@@ -81,17 +83,21 @@ def with_block_size(twin: Twin, ask: Ask, bounds: Bounds, findings: Findings) ->
         return twin
     findings.assumed.remove("block_size")
     known = "num_blocks" in findings.known
-    tried = {size: twin.having(block_size=size) if known else twin.having_blocks_of(size) for size in _BLOCK_SIZES}
-    findings.note("block_size", {size: one.likelihood_of_pattern(answer) for size, one in tried.items()})
-    likeliest = tried[findings.tried["block_size"].values[0]]
+    sizes = sorted({*_BLOCK_SIZES, setting.block_size})
+    tried = {size: twin.having(block_size=size) if known else twin.having_blocks_of(size) for size in sizes}
+    scores = {size: one.likelihood_of_pattern(answer, plain=tried[1]) for size, one in tried.items()}
+    findings.note("block_size", scores)
+    size = findings.tried["block_size"].values[0]
+    if others := findings.tried["block_size"].alike_but(size):
+        findings.undecided.add("block_size")
+        size = setting.block_size if setting.block_size in others else size
     if "num_blocks" in findings.ranges:
         low, high = (twin.having(num_blocks=number) for number in findings.ranges["num_blocks"])
-        size = likeliest.setting.block_size
         findings.ranges["num_blocks"] = (
             low.having_blocks_of(size).setting.num_blocks,
             high.having_blocks_of(size).setting.num_blocks,
         )
-    return likeliest
+    return tried[size]
 
 
 def _likeliest_blocks(twin: Twin, answer: Answer) -> tuple[Twin, tuple[int, int]]:

@@ -64,7 +64,7 @@ def learn(request: LearnRequest, *, overwrite: bool = False, say: Callable[[str]
     seconds, reads = 60 * request.minutes, not request.ignore_metrics
     server = HttpServer(request, request.out / "answers", request.model_name, _TO_LEARN * seconds, say, reads)
     deployment = request.deployment
-    if "max_model_len" not in deployment.scheduler.model_fields_set and (longest := server.longest()):
+    if not deployment.scheduler.states("max_model_len") and (longest := server.longest()):
         deployment = deployment.rescheduled(max_model_len=longest)
     known = _known_settings(request, deployment, server.reported() if reads else {})
     for name, (stated, reported) in known.contradictions.items():
@@ -120,10 +120,10 @@ def _known_settings(request: LearnRequest, deployment: Deployment, reported: dic
 def stated_settings(deployment: Deployment) -> dict[str, Any]:
     """Return the settings of `Setting` that a deployment states."""
     scheduler = deployment.scheduler
-    stated = {name: getattr(scheduler, name) for name in Setting._fields if name in scheduler.model_fields_set}
+    stated = {name: getattr(scheduler, name) for name in Setting._fields if scheduler.states(name)}
     if deployment.fleet is not None:
         stated["replicas"] = sum(pool.replicas for pool in deployment.fleet.pools)
-    if "policy" in deployment.model_fields_set or deployment.engine:
+    if deployment.states("policy") or deployment.engine:
         stated["policy"] = deployment.policy
     return stated
 
@@ -230,6 +230,7 @@ def document(
 ) -> LearntServer:
     """Return what was learnt as a document."""
     settings = []
+    claims_blocks = "block_size" not in learner.findings.assumed | learner.findings.undecided
     for name, value in twin.setting._asdict().items():
         if name == "router" and twin.setting.replicas == 1:
             continue
@@ -239,10 +240,18 @@ def document(
             source = "at least"
         if name in learner.findings.assumed:
             source = "assumed"
-        also = tried.alike if tried and source == "inferred" else ()
+        if name in learner.findings.undecided:
+            source = "undecided"
+        also = tried.alike_but(value) if tried and source in ("inferred", "undecided") else ()
         _, other = known.contradictions.get(name, (None, None))
         limits = {"at_least": learner.findings.at_least.get(name), "reported": other}
         least, greatest = learner.findings.ranges.get(name, (None, None)) if source == "inferred" else (None, None)
+        if name == "num_blocks" and not claims_blocks and source not in ("stated", "reported"):
+            name = "kv_tokens"  # so many blocks of a size that is not claimed
+            tokens = twin.setting.block_size
+            value *= tokens
+            least, greatest = (None if number is None else number * tokens for number in (least, greatest))
+            limits["at_least"] = limits["at_least"] and limits["at_least"] * tokens
         setting = {"name": name, "value": value, "source": source, "also": also, "least": least, "greatest": greatest}
         settings.append(LearntSetting.model_validate(setting | limits))
     asked = [answer.question for answer in learner.answers]

@@ -24,6 +24,7 @@ POLICIES = ("vllm", "sglang", "trtllm")
 ROUTERS = ("round-robin", "least-requests")
 _SPREAD = 0.03  # standard deviation of the logarithm of a time that a right twin may be off by
 _PATTERN = 0.008  # the same of a difference between two times of one answer
+_SHARES = (0.3, 0.5, 0.7, 1.0, 1.4, 2.0)  # in which a further step may cost less or more than the twin says
 _COUNT = 0.1  # the same of a number of steps
 _SHORT = 1.5  # TTFT, in shortest ones, up to which a prompt is short
 GROUPS = 4  # number of groups of questions, of which each is predicted from the others
@@ -168,18 +169,23 @@ class Twin:
             total += float(_densities(np.array(errors), _COUNT).sum())
         return total
 
-    def likelihood_of_pattern(self, answer: Answer) -> float:
+    def likelihood_of_pattern(self, answer: Answer, plain: Twin) -> float:
         """Return the log likelihood of how the TTFT of one long prompt differs from those of the others.
 
-        An error that all of them share, as from step times that are not quite right, does not count.
+        `plain` is the twin without the pattern: the difference between both may be as large as some share in `_SHARES`
+        of what they say. An error that all prompts share, as from step times that are not quite right, does not count.
+        Errors are as large as those between prompts of one length, which differ by noise alone.
         """
-        (said,) = self.answers([answer])
+        (said,), (without,) = self.answers([answer]), plain.answers([answer])
         lengths = {one.id: one.prompt_len for one in answer.question.workload.requests}
-        both = sorted(answer.tokens_ns.keys() & said.tokens_ns.keys())
+        both = sorted(answer.tokens_ns.keys() & said.tokens_ns.keys() & without.tokens_ns.keys())
         ids = [id for id in both if lengths[id] > max(lengths.values()) / 2]
-        seen, own = (_logs(_first_ns, one.sent_ns, one.tokens_ns, ids) for one in (answer, said))
-        errors = seen - own
-        return float(_densities(errors - np.median(errors), _PATTERN).sum())
+        seen, own, base = (_logs(_first_ns, one.sent_ns, one.tokens_ns, ids) for one in (answer, said, without))
+        of_length = [seen[[lengths[id] == length for id in ids]] for length in sorted({lengths[id] for id in ids})]
+        noise = float(np.sqrt(np.mean([float(np.var(logs, ddof=1)) for logs in of_length if len(logs) > 1] or [0.0])))
+        errors = (seen - base - share * (own - base) for share in _SHARES)
+        spread = max(_PATTERN, noise)
+        return max(float(_densities(error - np.median(error), spread).sum()) for error in errors)
 
 
 def fitted_apart(twin: Twin, asked: Sequence[Answer], prior: StepTimes) -> list[Twin]:

@@ -41,7 +41,8 @@ from tokentwin.serving.front_door import FILE as FRONT_DOOR
 from tokentwin.serving.front_door import FrontDoor
 from tokentwin.serving.version import __version__
 from tokentwin.serving.workload import Workload
-from tokentwin.traces.recording import Recording
+from tokentwin.traces.measured.recorded_client import client_recording
+from tokentwin.traces.recording import Recording, notes_of
 
 if TYPE_CHECKING:
     from tokentwin.planning.measure.real_engine import RealEngines
@@ -141,7 +142,10 @@ def _from_iterations(request: CalibrateRequest, path: Path) -> ExternalCalibrati
 
 def _from_served(request: CalibrateRequest, served: Path, client: Path) -> FrontDoor:
     engine = None if request.engine is None else Calibration.load(request.engine)
-    learnt = fit_front_door(Recording.load(served), Recording.load(client), engine)
+    server = Recording.load(served)
+    if server.run["clock"] != "wall" and "served" not in notes_of(server.run):  # a twin's server is real
+        raise UserError("served", str(served), "was simulated; give the recording of `tokentwin serve -o`")
+    learnt = fit_front_door(server, client_recording(client), engine)
     learnt.save(request.out)
     return learnt
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +18,9 @@ from tokentwin.serving.deployments.config import Deployment
 from tokentwin.serving.errors import UserError
 from tokentwin.serving.scheduler import POLICIES
 from tokentwin.serving.user_code.plugins import check_name
-from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.metrics.saturation import FEWEST
+from tokentwin.traces.recording_writer import check_writable
 
 if TYPE_CHECKING:
     from tokentwin.planning.measure.engine_fleet import EngineFleet
@@ -70,8 +74,7 @@ def load_engines(deployment: Deployment, say: Callable[[str], None]) -> RealEngi
 
 def _runnable(deployment: Deployment, say: Callable[[str], None]) -> tuple[Deployment, ModelFiles, ModelFiles | None]:
     """Return the deployment to run, the model's files, and the files of the draft model, if there is one."""
-    if find_spec("torch") is None:
-        raise UserError("torch", None, "is not installed; pip install 'tokentwin[engine]'")
+    need_torch()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch loads OpenMP
     from tokentwin.realengine.models.weights import load_model_files, model_folder
 
@@ -81,12 +84,27 @@ def _runnable(deployment: Deployment, say: Callable[[str], None]) -> tuple[Deplo
     deployment = _in_fast_dtype(deployment, say)
     files = load_model_files(deployment.model, home())
     positions, scheduler = files.spec.max_positions, deployment.scheduler
-    if "max_model_len" not in scheduler.model_fields_set and scheduler.max_model_len > positions:
+    if not scheduler.states("max_model_len") and scheduler.max_model_len > positions:
         say(f"max_model_len is {positions}, which is all that {files.spec.name} can take")
         deployment = deployment.rescheduled(max_model_len=positions)
     speculative = scheduler.speculative
     draft = load_model_files(speculative.model, home()) if speculative and speculative.model else None
     return deployment, files, draft
+
+
+def need_torch() -> None:
+    """Raise UserError if torch is not installed."""
+    if find_spec("torch") is None:
+        raise UserError("torch", None, "is not installed; pip install 'tokentwin[engine]'")
+
+
+def check_replays(workload: Workload, deployment: Deployment, paths: Iterable[Path], overwrite: bool) -> None:
+    """Raise UserError, before a model is loaded, if `workload` cannot be replayed and recorded in all of `paths`."""
+    from tokentwin.realengine.offered_workload import refuse_items
+
+    refuse_items(workload)
+    for path in paths if not runs_on_vllm(deployment) else ():  # vLLM's recordings may lie beside other files
+        check_writable(path, overwrite)
 
 
 def _in_fast_dtype(deployment: Deployment, say: Callable[[str], None]) -> Deployment:
@@ -138,29 +156,32 @@ def pace_of(engine: RealEngines) -> Pace:
     return Pace(decode, max(prefill // size, 1))
 
 
-def fitting(workload: Workload, engine: RealEngines, minutes: float | None, say: Callable[[str], None]) -> Workload:
-    """Return the first requests of `workload` that the engine finishes in `minutes`, or all if it is None.
+def fitting(
+    workload: Workload, engine: RealEngines, minutes: float | None, say: Callable[[str], None], runs: int = 1
+) -> Workload:
+    """Return the first requests of `workload` that the engine finishes `runs` times in `minutes`, or all if it is None.
 
-    `say` is called with the expected time. The engine is modelled as a queue that serves one request after the other;
-    each request takes its share of decode steps at half the batch size. Several engines are modelled as one engine that
-    is faster by their number.
+    `say` is called with the expected time of a run. The engine is modelled as a queue that serves one request after the
+    other; each request takes its share of decode steps at half the batch size. Several engines are modelled as one
+    engine that is faster by their number. Raises UserError, with the minutes needed, for too few requests to judge.
     """
     pace, fleet = pace_of(engine), engine.deployment.fleet
     replicas = 1 if fleet is None else fleet.pools[0].replicas
     rows = min(max(engine.deployment.scheduler.max_num_seqs // 2, 1), -(-(workload.concurrency or 1 << 30) // replicas))
     requests = list(workload.requests)
-    kept: list[WorkloadRequest] = []
-    ended_ns = 0
+    ends_ns: list[int] = []
     for request in requests:
         work_ns = request.prompt_len * pace.prompt_token_ns + request.output_len * pace.decode_step_ns // rows
-        until_ns = max(ended_ns, request.arrival_ns) + work_ns // replicas
-        if minutes is not None and kept and until_ns > minutes * 60e9:
-            break
-        kept.append(request)
-        ended_ns = until_ns
-    cut = "" if len(kept) == len(requests) else f", the first {len(kept):,} of {len(requests):,} requests"
-    say(f"replaying {workload.name} takes about {ended_ns / 1e9:,.0f} s{cut}")
-    return replace(workload, requests=kept)
+        ends_ns.append(max(ends_ns[-1] if ends_ns else 0, request.arrival_ns) + work_ns // replicas)
+    count, fewest = len(requests), min(FEWEST, len(requests))
+    kept = count if minutes is None else bisect_right(ends_ns, minutes / runs * 60e9)
+    if kept < fewest:
+        least, whole = (math.ceil(runs * ends_ns[number - 1] / 6e9) / 10 for number in (fewest, count))
+        remedy = f"are enough for {kept:,} of {count:,} requests; {fewest:,} take about {least:,g} minutes"
+        raise UserError("minutes", minutes, f"{remedy}, and all {whole:,g}; give more minutes, or leave them out")
+    cut = "" if kept == count else f", the first {kept:,} of {count:,} requests"
+    say(f"replaying {workload.name} takes about {(ends_ns[kept - 1] if kept else 0) / 1e9:,.0f} s{cut}")
+    return replace(workload, requests=requests[:kept])
 
 
 def record_run(workload: Workload, engine: RealEngines, out: Path, overwrite: bool, what: str) -> Replayed:

@@ -11,7 +11,7 @@ from tokentwin.calibration.steps.step_cost import Calibration
 from tokentwin.calibration.validation.covalidation import covalidate
 from tokentwin.calibration.validation.disturbance import calibrated_deployment
 from tokentwin.calibration.validation.report import ValidationReport
-from tokentwin.planning.measure.real_engine import fitting, load_engines, record_whole
+from tokentwin.planning.measure.real_engine import check_replays, fitting, load_engines, record_whole
 from tokentwin.planning.measure.request import ValidateRequest
 
 
@@ -34,9 +34,10 @@ def _recorded(
     """Record the traffic on the calibrated engine, and return the paths of the recordings."""
     workload = request.workload()
     paths = [request.out / f"real-{number}" for number in range(1, request.repeats + 1)]
-    with closing(load_engines(calibrated_deployment(calibration), say)) as engine:
-        minutes = None if request.minutes is None else request.minutes / request.repeats
-        workload = fitting(workload, engine, minutes, say)
+    deployment = calibrated_deployment(calibration)
+    check_replays(workload, deployment, paths, overwrite)
+    with closing(load_engines(deployment, say)) as engine:
+        workload = fitting(workload, engine, request.minutes, say, request.repeats)
         for number, path in enumerate(paths, start=1):
             say(f"real run {number} of {request.repeats}")
             record_whole(workload, engine, path, overwrite)

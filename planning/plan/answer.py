@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,26 +15,22 @@ from tokentwin.planning.plan.document import (
     Candidate,
     Choice,
     Choices,
-    EngineCurve,
     Fewer,
-    FleetPoint,
     Histogram,
     Lengths,
-    LoadPoint,
     Offered,
     PlanDocument,
     Recommendation,
     TrustSection,
 )
-from tokentwin.planning.plan.next_measurement import next_measurement
 from tokentwin.planning.plan.objectives import Objective
 from tokentwin.planning.plan.offered_load import over_time
-from tokentwin.planning.plan.plan import Offer, Plan
+from tokentwin.planning.plan.omissions import Omissions
+from tokentwin.planning.plan.plan import Offer, Plan, Robustness
 from tokentwin.planning.plan.plan import Recommendation as Recommended
 from tokentwin.planning.plan.sentences import answer, choices, near_ties, span_s, too_short, why_not_fewer
 from tokentwin.planning.plan.trial import Figures
 from tokentwin.planning.plan.vllm_command import vllm_command_of
-from tokentwin.planning.progress import Tell, quiet
 from tokentwin.planning.traffic import clients_of, mean_rate
 from tokentwin.planning.workers import Workers
 from tokentwin.serving.deployments.config import Deployment
@@ -42,18 +39,10 @@ from tokentwin.serving.version import __version__
 _BINS = 30
 
 
-def plan_document(
-    workers: Workers | None,
-    plan: Plan,
-    engines: Sequence[Engine],
-    inputs: Mapping[str, Any],
-    tell: Tell = quiet,
-) -> PlanDocument:
-    """Return the document of `plan`.
+def plan_document(plan: Plan, engines: Sequence[Engine], inputs: Mapping[str, Any]) -> PlanDocument:
+    """Return the document of `plan`, without the curves around the answer.
 
-    `inputs` are the inputs that give the same plan: `{"command": ...}`, or the inputs of the page. The curves around
-    the answer are simulated here by `workers`; they are left out if `workers` is None. `tell` is called with the
-    progress of this function as a share.
+    `inputs` are the inputs that give the same plan: `{"command": ...}`, or the inputs of the page.
     """
     best, rate = plan.recommendation, _rate(plan)
     requests = list(plan.question.workload.requests)
@@ -63,12 +52,8 @@ def plan_document(
     recommendation = _recommendation(plan, best) if best else None
     by_risk = recommendation.choices if recommendation else None
     offers = tuple(Offered(**_offered(offer, objectives)) for offer in plan.runners_up)
-    ruled_out = {failure.engine for failure in plan.failures}
-    able = [engine for engine in engines if engine.name not in ruled_out]
-    drawn = _curves(workers, best, able, plan.limits.most, tell) if workers and best else ((), (), ())
-    by_replicas, by_rate, curves = drawn
     return PlanDocument(
-        answer=answer(plan, by_risk),
+        answer=answer(plan, recommendation.holds if recommendation else None, by_risk),
         risk_told=choices(by_risk) if by_risk else None,
         objectives=tuple(objective.text for objective in objectives),
         requests=plan.question.requests,
@@ -86,7 +71,7 @@ def plan_document(
         frontier_by_price=plan.by_price,
         points=plan.points,
         trials=plan.trials,
-        why_not_fewer=why_not_fewer(plan, best) if best else None,
+        why_not_fewer=why_not_fewer(plan, best.robustness) if best and best.robustness else None,
         requests_per_s=rate,
         candidates={
             engine.name: Candidate(
@@ -100,9 +85,8 @@ def plan_document(
         },
         lengths=Lengths(prompt=length_histogram(prompts), output=length_histogram(outputs)),
         over_time=None if plan.question.loop else over_time(requests),
-        by_replicas=tuple(by_replicas),
-        by_rate=tuple(by_rate),
-        engine_curves=tuple(curves),
+        by_replicas=(),
+        by_rate=(),
         clients=clients_of(plan.question.loop) if plan.question.loop else None,
         mean_prompt_tokens=sum(prompts) / len(requests),
         mean_output_tokens=sum(outputs) / len(requests),
@@ -122,22 +106,41 @@ def _rate(plan: Plan) -> float | None:
     return figures.steady.requests_per_s if figures else None
 
 
-def _curves(
-    workers: Workers, best: Recommended, engines: Sequence[Engine], most: int, tell: Tell
-) -> tuple[Sequence[FleetPoint], Sequence[LoadPoint], Sequence[EngineCurve]]:
-    """Return the curves around the answer.
+def with_curves(
+    document: PlanDocument,
+    workers: Workers,
+    plan: Plan,
+    engines: Sequence[Engine],
+    omissions: Omissions,
+    expect: Callable[[str, float], None],
+) -> PlanDocument:
+    """Return `document` with the curves around the answer; those that fail are among the `omissions`.
 
-    They show more and fewer replicas (up to `most`), more and less traffic, and the capacity of each engine.
+    They show more and fewer replicas, more and less traffic, and the capacity of each engine. `expect` is called with
+    each stage, and the approximate number of simulations left.
     """
+    best = plan.recommendation
+    if best is None:
+        return document
     engine, replicas = best.offer.engine, best.offer.trial.replicas
+    ruled_out = {failure.engine for failure in plan.failures}
+    able = [engine for engine in engines if engine.name not in ruled_out]
+    headroom = best.robustness.knee.headroom_percent if best.robustness else 0
+    last = engines_work(len(able), workers.common.requests)
 
-    whole = AROUND + LOAD + engines_work(len(engines), workers.common.requests)
-    tell("attainment with more and fewer replicas", 0.0)
-    around = fleet_curve(workers, engine, replicas, most)
-    tell("latency with more and less traffic", AROUND / whole)
-    load = load_curve(workers, engine, replicas, best.knee.headroom_percent)
-    tell("what each engine can do", (AROUND + LOAD) / whole)
-    return around, load, engine_curves(workers, engines, engine, replicas)
+    def curve(stage: str, left: float, make: Callable[[], Sequence[Any]]) -> tuple[Any, ...]:
+        expect(stage, left)
+        return tuple(omissions.part(stage, make, ()))
+
+    around = partial(fleet_curve, workers, engine, replicas, plan.limits.most)
+    load = partial(load_curve, workers, engine, replicas, headroom)
+    each = partial(engine_curves, workers, able, engine, replicas)
+    curves = {
+        "by_replicas": curve("attainment with more and fewer replicas", AROUND + LOAD + last, around),
+        "by_rate": curve("latency with more and less traffic", LOAD + last, load),
+        "engine_curves": curve("what each engine can do", last, each),
+    }
+    return document.model_copy(update=curves)
 
 
 def length_histogram(tokens: Sequence[int]) -> Histogram:
@@ -158,46 +161,51 @@ def length_histogram(tokens: Sequence[int]) -> Histogram:
 
 def _recommendation(plan: Plan, best: Recommended) -> Recommendation:
     objectives, figures = plan.question.objectives, best.offer.trial.figures
-    fewer, beside = best.fewer.decisive.figures if best.fewer else None, best.fewer_point
-    gpus, spares = best.offer.engine.gpus, plan.limits.spares
     assert figures is not None
     seen = zip(objectives.slos, figures.observed, strict=True)
-    fast = (best.fast + spares) * gpus
-    slow = best.slow and (max(best.slow, best.offer.trial.replicas) + spares) * gpus  # other draws may need more
     return Recommendation(
         **_offered(best.offer, objectives.slos),
         deployment=_deployment(plan, best.offer).model_dump(mode="json"),
         vllm_serve=vllm_command_of(best.offer.engine),
-        one_fewer=Fewer(**_seen(fewer, objectives.slos), attainment=beside.attainment) if fewer and beside else None,
-        choices=_choices(plan, best),
-        headroom_percent=best.knee.headroom_percent,
-        headroom_band=best.headroom,
-        breaks_first=best.knee.breaks,
-        plausible_gpus=(fast, slow),
+        **(_robust(plan, best, best.robustness) if best.robustness else {}),
         draws=best.probabilities.draws,
         trust=TrustSection(**figures.trust._asdict()),
         seen={objective.text: objectives.seen(objective, value, figures.broken) for objective, value in seen},
-        next_measurement=next_measurement(
-            plan.question.pricing, best.offer.engine, best.offer.trial.replicas, figures, plan.question.workload
-        ),
     )
 
 
-def _choices(plan: Plan, best: Recommended) -> Choices | None:
+def _robust(plan: Plan, best: Recommended, robust: Robustness) -> dict[str, Any]:
+    """Return the fields of fewer replicas, more traffic, and faster and slower steps."""
+    slos = plan.question.objectives.slos
+    fewer, beside = robust.fewer.decisive.figures if robust.fewer else None, robust.fewer_point
+    gpus, spares = best.offer.engine.gpus, plan.limits.spares
+    fast = (robust.fast + spares) * gpus
+    slow = robust.slow and (max(robust.slow, best.offer.trial.replicas) + spares) * gpus  # other draws may need more
+    return {
+        "one_fewer": Fewer(**_seen(fewer, slos), attainment=beside.attainment) if fewer and beside else None,
+        "choices": _choices(plan, best, robust),
+        "headroom_percent": robust.knee.headroom_percent,
+        "headroom_band": robust.headroom,
+        "breaks_first": robust.knee.breaks,
+        "plausible_gpus": (fast, slow),
+    }
+
+
+def _choices(plan: Plan, best: Recommended, robust: Robustness) -> Choices | None:
     """Return the fleets for different risks; None if the error of step times is unknown."""
     if best.probabilities.planned is None:
         return None
 
     def choice(replicas: int) -> Choice:
-        point, probabilities = best.choices[replicas]
+        point, probabilities = robust.choices[replicas]
         engine, bought = best.offer.engine, replicas + plan.limits.spares
         bill = {"gpus": bought * engine.gpus, "usd_per_hour": bought * engine.usd_per_hour}
         return Choice(**dict(point), **bill, holds=probabilities.mean)
 
     return Choices(
-        as_predicted=choice(best.likely),
+        as_predicted=choice(robust.likely),
         recommended=choice(best.offer.trial.replicas),
-        whole_interval=choice(best.slow) if best.slow else None,
+        whole_interval=choice(robust.slow) if robust.slow else None,
     )
 
 

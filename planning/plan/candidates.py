@@ -17,17 +17,12 @@ from typing import Any, NamedTuple
 
 from tokentwin.planning.deployments import with_settings
 from tokentwin.serving.deployments.config import Deployment
-from tokentwin.serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
 from tokentwin.serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
 from tokentwin.serving.deployments.gpu_spec import GpuSpec, find_gpu
-from tokentwin.serving.deployments.kv_capacity import kv_capacity
-from tokentwin.serving.deployments.kv_layout import kv_tokens, with_kv_groups
-from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.deployments.kv_layout import kv_tokens
 from tokentwin.serving.errors import UserError
-from tokentwin.serving.workload import Workload
 
 _SEARCHED = 5  # maximum number of engines of a replica in the search, prefill and decode together
-_ROUND = 1024  # the length of the longest request is rounded up to a multiple of this number of tokens
 _SIZES = {  # the sizes in an engine's name, with their short names
     "tensor_parallel_size": "TP",
     "prefill_context_parallel_size": "PCP",
@@ -173,13 +168,6 @@ class RuledOut(NamedTuple):
     reason: str
 
 
-def long_enough(deployment: Deployment, workload: Workload) -> Deployment:
-    """Return `deployment` with room for the longest request, rounded up to 1,024 tokens, if the model allows it."""
-    longest = max((request.prompt_len + request.output_limit for request in workload.requests), default=1)
-    fitting = min(-(-longest // _ROUND) * _ROUND, find_model(deployment.model).max_positions)
-    return deployment.rescheduled(max_model_len=fitting)
-
-
 def candidate_engines(
     base: Deployment,
     gpus: Mapping[str, GpuSpec],
@@ -196,6 +184,8 @@ def candidate_engines(
     GPU that no candidate has, and if no combination of settings is valid. Too little memory raises no error: such a
     combination does not fit.
     """
+    from tokentwin.planning.resolution import resolved  # loads calibrations
+
     for name in prices:
         if name not in gpus:
             raise UserError("price", name, f"is not the GPU of any candidate; choose from {', '.join(gpus)}")
@@ -220,10 +210,12 @@ def candidate_engines(
     combined = product(gpus.items(), tensor_parallel_sizes, policies, bases, splits)
     for (name, gpu), tp, policy, (varied, shown), split in combined:
         stated = varied.model_copy(update={"tensor_parallel_size": tp, "policy": policy})
-        deployment, defaults = with_engine_defaults(stated, gpu), defaults_taken(stated, gpu)
-        engine = Engine(name, prices.get(name, gpu.usd_per_hour), deployment, shown, split, defaults)
+        engine = Engine(name, prices.get(name, gpu.usd_per_hour), stated, shown, split)
         try:
-            fitting.append(_with_kv(engine, gpu))
+            stated.check_nodes()
+            deployment, defaults = resolved(stated, gpu)
+            memory = {"gpu_memory_utilization": stated.gpu_memory_utilization}  # for the engine's command
+            fitting.append(replace(engine, deployment=deployment.model_copy(update=memory), defaults=defaults))
         except UserError as error:
             refused.append(error)
             ruled_out.append(RuledOut(engine.name, str(error)))
@@ -236,14 +228,3 @@ def shown_settings(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Return each setting as `name=value`, where the name is the last part of its path."""
     values = ((path.rpartition(".")[2], value) for path, value in settings.items())
     return tuple(f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in values)
-
-
-def _with_kv(engine: Engine, gpu: GpuSpec) -> Engine:
-    engine.deployment.check_nodes()
-    deployment = with_kv_groups(engine.deployment)
-    capacity = kv_capacity(find_model(deployment.model), gpu, deployment)
-    if deployment.gpu_memory_utilization is None:
-        capacity.check_stated(deployment.scheduler.num_blocks)
-        return replace(engine, deployment=deployment)
-    capacity.check(deployment)
-    return replace(engine, deployment=deployment.rescheduled(num_blocks=capacity.num_blocks))

@@ -183,7 +183,9 @@ class Recommendation(Offered):
     vllm_serve: str | None = fact("the command that serves one replica; null if there is none")
     one_fewer: Fewer | None = fact("figures with one replica fewer; null if no replica would be left", default=None)
     choices: Choices | None = fact("numbers of replicas for less and for more caution; null if unknown", default=None)
-    headroom_percent: int = fact("increase of the rate up to which the fleet still meets every SLO", "%")
+    headroom_percent: int | None = fact(
+        "increase of the rate up to which the fleet still meets every SLO; null if unknown", "%", default=None
+    )
     headroom_band: tuple[int, int | None] | None = fact(
         "the same at the slow and the fast end of the 90 % interval of step times (null: nothing that was tried broke "
         "it); 0 where slow steps break another draw of the traffic; null if unknown",
@@ -191,10 +193,12 @@ class Recommendation(Offered):
         default=None,
     )
     breaks_first: str | None = fact(
-        "objective that breaks beyond the headroom; null if none broke at the highest rate that was tried"
+        "objective that breaks beyond the headroom; null if none broke at the highest rate that was tried", default=None
     )
-    plausible_gpus: tuple[int, int | None] = fact(
-        "GPUs needed at the fast and at the slow end of the 90 % interval of step times; null if no number is enough"
+    plausible_gpus: tuple[int, int | None] | None = fact(
+        "GPUs needed at the fast and at the slow end of the 90 % interval of step times (null: no number is enough); "
+        "null if unknown",
+        default=None,
     )
     draws: tuple[float, ...] = fact(
         "probability that every SLO holds on the traffic drawn with each other seed, given the uncertainty of step "
@@ -220,6 +224,8 @@ class Recommendation(Offered):
     @property
     def headroom(self) -> str:
         """The headroom in percent; `more than ...` if no rate that was tried broke an SLO."""
+        if self.headroom_percent is None:
+            return "unknown"
         return f"{'' if self.breaks_first else 'more than '}{self.headroom_percent} %"
 
     @property
@@ -235,7 +241,7 @@ class Recommendation(Offered):
     @property
     def plausible(self) -> str:
         """The range of the number of GPUs needed, from the fast to the slow end of the 90 % interval of step times."""
-        return shown_band(*self.plausible_gpus)
+        return "unknown" if self.plausible_gpus is None else shown_band(*self.plausible_gpus)
 
     @property
     def elsewhere(self) -> str:
@@ -378,6 +384,7 @@ class PlanDocument(Document):
     unforgiving: tuple[str, ...] = fact(
         "objectives that not a single request may break, because there are so few requests", default=()
     )
+    omitted: tuple[str, ...] = fact("parts around the answer that failed, with the reason", default=())
     version: str = fact("version of tokentwin", default="")
     inputs: dict[str, Any] = fact('`{"command": ...}`, or the inputs of the page', default={})
 
@@ -426,9 +433,9 @@ class PlanDocument(Document):
         best = self.recommendation
         if best is None:
             return {}
-        choices = best.choices.existing if best.choices else ()
-        of_choices = {(best.engine, choice.replicas): choice.holds for choice in choices}
-        return of_choices | {(best.engine, best.replicas): best.holds}
+        choices = best.choices.existing if best.choices else ()  # over all draws of the traffic
+        offered = {(offer.engine, offer.replicas): offer.holds for offer in (*self.runners_up, best)}
+        return offered | {(best.engine, choice.replicas): choice.holds for choice in choices}
 
     def report(self) -> Iterator[Line | Table]:
         best = self.recommendation
@@ -444,8 +451,10 @@ class PlanDocument(Document):
             points = list(dict.fromkeys(sorted(both, key=lambda point: -(point.tok_s_user or 0.0))))
             frontiers = (("GPU", self.frontier), ("$", self.frontier_by_price))
             best_per = [" ".join(name for name, frontier in frontiers if point in frontier) for point in points]
-            title = "Frontier: fleets within the SLOs that no other beats in tok/s per user and per GPU, or per user "
-            "and per dollar"
+            title = (
+                "Frontier: fleets within the SLOs that no other beats in tok/s per user and per GPU, "
+                "or per user and per dollar"
+            )
             yield self.fleets(points, [(Column("best\nper"), best_per)], title)
         if best is not None and best.vllm_serve:
             yield Line(best.vllm_serve, "command")
@@ -474,8 +483,9 @@ class PlanDocument(Document):
         best = self.recommendation
         offers = [*([best] if best else ()), *self.runners_up]
         rooms = [self.candidates.get(offer.engine, Candidate()) for offer in offers]
+        holds = self.hold_probabilities
         more: list[tuple[Column, Sequence[Any]]] = [
-            (Column("SLOs\nhold", FIGURE), [_shown_probability(o.holds) for o in offers]),
+            (Column("SLOs\nhold", FIGURE), [_shown_probability(holds[o.engine, o.replicas]) for o in offers]),
             (Column("KV room\n(tokens)", COUNT, ROOM_HELP, spare=2), [room.kv_tokens for room in rooms]),
             (Column("KV room\n(requests)", _ROUND, ROOM_HELP, spare=1), [room.kv_requests for room in rooms]),
         ]
@@ -492,7 +502,8 @@ class PlanDocument(Document):
         best = self.recommendation
         rows: list[tuple[Any, ...]] = []
         if best is not None:
-            single = (NOTHING, _shown_probability(best.holds), best.attainment, None, None)
+            holds = self.hold_probabilities[best.engine, best.replicas]
+            single = (NOTHING, _shown_probability(holds), best.attainment, None, None)
             rows.append((best.called(self.spares), best.gpus, best.usd_per_hour, *single))
         for mix in self.mixes:
             change = NOTHING if mix.change is None else shown_change(100 * mix.change, 0)
@@ -634,7 +645,8 @@ def _details(plan: PlanDocument) -> Iterator[str]:
         if best.seen:
             yield "observed: " + ", ".join(f"{objective} ({seen})" for objective, seen in best.seen.items())
         yield from (f"almost as good: {tie}" for tie in plan.near_ties)
-        yield f"why not one replica fewer: {plan.why_not_fewer}"
+        if plan.why_not_fewer:
+            yield f"why not one replica fewer: {plan.why_not_fewer}"
         if best.breaks_first:
             yield best.beyond_headroom
         yield f"trust in step times: {best.trust.level} ({best.trust.reason})"
@@ -642,6 +654,7 @@ def _details(plan: PlanDocument) -> Iterator[str]:
             yield best.energy.sentence
     if plan.seen_by:
         yield plan.seen_by
+    yield from (f"left out: {part}" for part in plan.omitted)
     if best is not None:
         if best.engine in plan.candidates and plan.candidates[best.engine].defaults:
             yield plan.candidates[best.engine].defaults

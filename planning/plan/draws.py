@@ -14,7 +14,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from tokentwin.planning.plan.candidates import Engine, long_enough
+from tokentwin.planning.deployments import long_enough
+from tokentwin.planning.plan.candidates import Engine
 from tokentwin.planning.plan.trial import Question
 from tokentwin.planning.traffic import mean_rate, waits_for_answers
 from tokentwin.serving.errors import UserError
@@ -28,13 +29,22 @@ _BLOCKS = 20  # number of blocks of a trace; blocks can hold a burst, and there 
 def drawn_again(planned: Workload, draw: Callable[[int], Workload]) -> list[Workload]:
     """Return the workloads that `draw` makes from 1, 2, ..., each scaled to the rate of `planned`.
 
-    A draw that raises UserError, such as a draw with very little traffic, is left out. Returns no workloads if requests
-    wait for the answers to others.
+    Returns no workloads if requests wait for the answers to others.
+    """
+    if waits_for_answers(planned):
+        return []
+    return drawn(lambda number: at_rate(draw(number), mean_rate(planned)))
+
+
+def drawn(draw: Callable[[int], Workload]) -> list[Workload]:
+    """Return the workloads that `draw` makes from 1, 2, ....
+
+    A draw that raises UserError, such as a draw with very little traffic, is left out.
     """
     workloads: list[Workload] = []
-    for number in range(1, DRAWS + 1) if not waits_for_answers(planned) else ():
+    for number in range(1, DRAWS + 1):
         with suppress(UserError):
-            workloads.append(at_rate(draw(number), mean_rate(planned)))
+            workloads.append(draw(number))
     return workloads
 
 

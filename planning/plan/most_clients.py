@@ -20,7 +20,7 @@ from tokentwin.planning.plan.planner import questioned
 from tokentwin.planning.plan.pricing import priced_candidates
 from tokentwin.planning.plan.request import FleetRequest
 from tokentwin.planning.plan.search import Bisection
-from tokentwin.planning.plan.sensitivity import KEEPING_UP
+from tokentwin.planning.plan.sensitivity import first_broken
 from tokentwin.planning.plan.trial import FAST, LIKELY, SLOW, Question, Trial, cost_at, simulated
 from tokentwin.planning.pooling import check_pooling
 from tokentwin.planning.progress import Tell, quiet
@@ -175,7 +175,7 @@ def _borne(question: Question, engine: Engine, replicas: int) -> Borne:
         planned = search_most(there, engine, replicas, share, 0, likely.clients, likely.clients + 1)
         slow = search_most(there, engine, replicas, SLOW, 0, planned.clients, planned.clients + 1)
         fast = search_most(there, engine, replicas, FAST, likely.clients, round(1.25 * likely.clients))
-    figures = planned.run.figures if planned.run else None
+    figures, broken = planned.run.figures if planned.run else None, planned.broken or likely.broken
     objectives = question.objectives
     seen = zip(objectives.slos, figures.observed, strict=True) if figures else ()
     return Borne(
@@ -188,16 +188,9 @@ def _borne(question: Question, engine: Engine, replicas: int) -> Borne:
         if_slow=slow.clients,
         if_fast=fast.clients,
         seen={o.text: objectives.seen(o, value, figures.broken) for o, value in seen} if figures else {},
-        breaks=_broken(question, planned.broken or likely.broken),
+        breaks=first_broken(question, broken) if broken else None,
         **(figures.trust._asdict() if figures else {}),
     )
-
-
-def _broken(question: Question, trial: Trial | None) -> str | None:
-    """Return the objective that a run breaks, or that only keeping up failed."""
-    if trial is None or trial.figures is None:
-        return trial.broken.text if trial and trial.broken else None
-    return question.objectives.slos[trial.figures.worst].text if trial.figures.excess > 1 else KEEPING_UP
 
 
 def search_most(

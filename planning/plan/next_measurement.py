@@ -5,24 +5,24 @@ from __future__ import annotations
 import shlex
 
 from tokentwin.calibration.steps.measured_runs import MeasuredRuns
-from tokentwin.planning.plan.candidates import Engine
 from tokentwin.planning.plan.document import NextMeasurement
+from tokentwin.planning.plan.plan import Offer
 from tokentwin.planning.plan.pricing import KernelPricing
-from tokentwin.planning.plan.trial import Figures, Pricing
+from tokentwin.planning.plan.trial import Pricing
 from tokentwin.serving.deployments.model_catalogue import hub_id
 from tokentwin.serving.workload import Workload
 
 _WAVES, _FEWEST = 10, 20  # requests to send: 10 per slot, and at least 20
 
 
-def next_measurement(
-    pricing: Pricing, engine: Engine, replicas: int, figures: Figures, workload: Workload
-) -> NextMeasurement | None:
+def next_measurement(pricing: Pricing, offer: Offer, workload: Workload) -> NextMeasurement | None:
     """Return the next run to measure on one replica; None if kernel tables and published runs do not time its steps.
 
-    `figures` are those of `replicas` engines on `workload`. A replica with separate prefill and decode engines, or with
-    a draft model, has no answer either, nor has a fleet for pooling requests.
+    A replica with separate prefill and decode engines, or with a draft model, has no answer either, nor has a fleet for
+    pooling requests.
     """
+    engine, figures = offer.engine, offer.trial.figures
+    assert figures is not None
     drafts = engine.deployment.scheduler.speculative
     if not isinstance(pricing, KernelPricing) or engine.split or (drafts and drafts.method != "mtp"):
         return None
@@ -39,8 +39,8 @@ def next_measurement(
         return None  # the measured runs are of generation
     prompt = round(sum(request.prompt_len for request in requests) / len(requests))
     output = max(round(sum(request.output_len for request in requests) / len(requests)), 2)
-    per_replica = figures.steady.output_throughput / replicas
-    running = round(per_replica / figures.tok_s_user) if figures.tok_s_user else 1
+    per_replica = figures.steady.output_throughput / offer.trial.replicas
+    running = round(per_replica / figures.tok_s_user) if figures.tok_s_user > 0 else 1  # NaN: answers of one token
     evidence = learnt.evidence if learnt else bundled_evidence()
     best = next_run(evidence, engine.gpu, engine.deployment, prompt, output, running)
     tpot, ttft = best.tpot[0], best.ttft[0]

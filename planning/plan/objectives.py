@@ -1,4 +1,4 @@
-"""Objectives of a fleet: bounds on request metrics, and the share of the requests that must meet them.
+"""Objectives of a fleet: bounds on request metrics, and the share of the requests that must meet them, or on a mean.
 
 A percentile also states such a share: `ttft_ms p99<=500` holds if 99 of 100 requests have their first token within
 500 ms. A request that does not finish breaks every bound, so rejecting traffic never helps.
@@ -19,10 +19,12 @@ from tokentwin.serving.errors import UserError
 from tokentwin.serving.metrics import check_slo
 from tokentwin.traces.metrics.run_metrics import RunMetrics
 
-_FORM = "must be like 'ttft_ms p99<=500', 'tpot_ms<=50' (a bound for attainment) or 'attainment>=0.99'"
+_FORM = (
+    "must be like 'ttft_ms p99<=500', 'tpot_ms mean<=50', 'tpot_ms<=50' (a bound for attainment) or 'attainment>=0.99'"
+)
 _OF_A_CLASS = re.compile(r"(?P<rest>.+?) for (?P<slo_class>\S.*)")
 _BOUND = re.compile(
-    r"(?P<metric>[a-z0-9_]+)(?:\s+p(?P<percentile>\d+(?:\.\d+)?))?\s*<=?\s*(?P<bound>\S+?)\s*(?P<unit>ms|s)?"
+    r"(?P<metric>[a-z0-9_]+)(?:\s+(?:p(?P<percentile>\d+(?:\.\d+)?)|(?P<mean>mean)))?\s*<=?\s*(?P<bound>\S+?)\s*(?P<unit>ms|s)?"
 )
 _ATTAINMENT = re.compile(r"attainment\s*>=\s*(?P<share>\S+)")
 
@@ -37,7 +39,8 @@ class Objective:
 
     A percentile covers the requests that have the metric (TPOT needs a second token), attainment covers all. With an
     `slo_class`, a percentile covers only the requests of this class. `class_bounds` are the metric, bound and class of
-    an attainment's bounds that only requests of a class must meet.
+    an attainment's bounds that only requests of a class must meet. With `mean`, only the mean over the requests that a
+    percentile would cover must meet the bound.
     """
 
     text: str
@@ -46,47 +49,59 @@ class Objective:
     attainment: bool = False
     slo_class: str = ""
     class_bounds: tuple[tuple[str, float, str], ...] = ()
+    mean: bool = False
+
+    @property
+    def statistic(self) -> str:
+        """What is bounded: `p99` or `mean`; of an attainment, the percentile of its share."""
+        return "mean" if self.mean else f"p{float(100 * self.share):.10g}"
 
     def allowed(self, requests: int) -> int:
         """Return the number of the requests that may break a bound; `requests` are those that it covers, or more.
 
-        By nearest rank, a percentile of n sorted values is the value number ceil(share * n).
+        By nearest rank, a percentile of n sorted values is the value number ceil(share * n). Of a mean it is the sum of
+        all values that the bound allows, in multiples of the bound.
         """
-        return requests - math.ceil(self.share * requests)
+        return requests if self.mean else requests - math.ceil(self.share * requests)
 
-    def misses(self, metrics: RunMetrics) -> tuple[int, int]:
-        """Return the number of requests that break a bound, and the number of requests that count."""
+    def misses(self, metrics: RunMetrics) -> tuple[float, int]:
+        """Return the number of requests that break a bound, and the number of requests that count.
+
+        Of a mean, return the sum of the values instead of the first number, in multiples of the bound.
+        """
         if self.attainment:
             good = _keeping(metrics, self.bounds, self.class_bounds)
             return int((~good).sum()), len(good)
-        ((metric, bound),) = self.bounds
-        values, unfinished = metrics.values(metric), ~metrics.finished
-        if self.slo_class:
-            mine = metrics.of_class(self.slo_class)
-            values, unfinished = values[mine], unfinished[mine]
-        return int((unfinished | (values > bound)).sum()), int((unfinished | (values == values)).sum())
+        bound, values = self.bounds[0][1], self._values(metrics)
+        return float((values / bound).sum()) if self.mean else int((values > bound).sum()), len(values)
 
     def observed(self, metrics: RunMetrics, unfinished_ms: float = math.inf) -> float:
         """Return the attainment, or the percentile in ms, which is infinite if it falls on an unfinished request.
 
-        With NaN as `unfinished_ms`, the percentile is of the finished requests, as in a run's report.
+        A mean is infinite if any request is unfinished. With NaN as `unfinished_ms`, both are of the finished requests,
+        as in a run's report.
         """
         if self.attainment:
             misses, counted = self.misses(metrics)
             return 1.0 - misses / counted
-        values = metrics.values(self.bounds[0][0])
-        values = np.where(metrics.finished, values, unfinished_ms)
+        ordered = np.sort(self._values(metrics, unfinished_ms))
+        if not len(ordered):
+            return math.nan
+        return float(ordered.mean() if self.mean else ordered[max(math.ceil(self.share * len(ordered)), 1) - 1])
+
+    def _values(self, metrics: RunMetrics, unfinished_ms: float = math.inf) -> np.ndarray:
+        """Return the metric of every request that has it or did not finish; with NaN, of the finished ones only."""
+        values = np.where(metrics.finished, metrics.values(self.bounds[0][0]), unfinished_ms)
         if self.slo_class:
             values = values[metrics.of_class(self.slo_class)]
-        ordered = np.sort(values[~np.isnan(values)])
-        return float(ordered[max(math.ceil(self.share * len(ordered)), 1) - 1]) if len(ordered) else math.nan
+        return values[~np.isnan(values)]
 
     def is_broken_by(self, observed: float) -> bool:
-        """Return True if the observed attainment, or the observed percentile in ms, breaks the objective."""
+        """Return True if the observed attainment, or the observed latency in ms, breaks the objective."""
         return observed < self.share if self.attainment else observed > self.bounds[0][1]
 
     def over(self, observed: float) -> str:
-        """Return by how much an observed percentile exceeds its bound: `, 13.2 ms too long`; empty for attainment."""
+        """Return by how much an observed latency exceeds its bound: `, 13.2 ms too long`; empty for attainment."""
         if self.attainment or not math.isfinite(observed):
             return ""
         return f", {shown_time(observed - self.bounds[0][1])} too long"
@@ -112,7 +127,7 @@ class Objective:
 
 @dataclass(frozen=True)
 class Objectives:
-    """The objectives of a plan, and the bound of each metric for the attainment (the loosest that is stated).
+    """The objectives of a plan, and the bound of each metric for the attainment (the loosest of any but a mean).
 
     `bounds` are those of all requests; `class_bounds` have a metric, a bound, and the class that must meet it.
     """
@@ -124,7 +139,8 @@ class Objectives:
     @property
     def metrics(self) -> tuple[str, ...]:
         """The metrics that are bounded, for all requests or for a class."""
-        names = [metric for metric, _ in self.bounds] + [metric for metric, _, _ in self.class_bounds]
+        of_slos = [metric for slo in self.slos for metric, _ in slo.bounds]
+        names = [metric for metric, _ in self.bounds] + [metric for metric, _, _ in self.class_bounds] + of_slos
         return tuple(dict.fromkeys(names))
 
     def attainment(self, metrics: RunMetrics) -> float:
@@ -164,10 +180,10 @@ class Objectives:
 def parse_objectives(texts: Sequence[str]) -> Objectives:
     """Parse objectives as written on the command line. Raises a UserError that names the wrong objective.
 
-    Bounds are in milliseconds without a unit, or with the unit `ms` or `s`: `TTFT p99 < 1.5 s`. A percentile may be of
-    the requests of one SLO class: `ttft_ms p99<=500 for chat`.
+    Bounds are in milliseconds without a unit, or with the unit `ms` or `s`: `TTFT p99 < 1.5 s`. A percentile or a mean
+    may be of the requests of one SLO class: `ttft_ms p99<=500 for chat`.
     """
-    percentiles: list[Objective] = []
+    statistics: list[Objective] = []
     shares: list[tuple[str, Fraction]] = []
     bounds: dict[tuple[str, str], float] = {}  # by metric and class
     bare = False
@@ -186,15 +202,18 @@ def parse_objectives(texts: Sequence[str]) -> Objectives:
             remedy = f"is below {_SHORTEST_MS} ms, which no GPU can meet; bounds are in milliseconds"
             raise UserError("slo", text, remedy)
         slo_class = of_class["slo_class"] if of_class else ""
+        if match["mean"]:
+            statistics.append(Objective(text, ((metric, bound),), Fraction(1), slo_class=slo_class, mean=True))
+            continue
         bounds[metric, slo_class] = max(bound, bounds.get((metric, slo_class), bound))
         if match["percentile"] is None:
             if of_class:
-                raise UserError("slo", text, "needs a percentile, such as 'ttft_ms p99<=500 for chat'")
+                raise UserError("slo", text, "needs a percentile or mean, such as 'ttft_ms p99<=500 for chat'")
             bare = True
         else:
             share = _fraction(text, match["percentile"], most=100) / 100
-            percentiles.append(Objective(text, ((metric, bound),), share, slo_class=slo_class))
-    if not bounds:
+            statistics.append(Objective(text, ((metric, bound),), share, slo_class=slo_class))
+    if not bounds and (shares or not statistics):
         raise UserError("slo", "; ".join(texts) or None, f"bounds no latency; an objective {_FORM}")
     if bare and not shares:
         raise UserError("slo", "; ".join(texts), "does not state a share of requests; add 'attainment>=0.99'")
@@ -202,7 +221,7 @@ def parse_objectives(texts: Sequence[str]) -> Objectives:
     of_all = tuple((metric, bound) for metric, bound, slo_class in kept if not slo_class)
     of_classes = tuple(one for one in kept if one[2])
     attainments = [Objective(text, of_all, share, attainment=True, class_bounds=of_classes) for text, share in shares]
-    return Objectives((*percentiles, *attainments), of_all, of_classes)
+    return Objectives((*statistics, *attainments), of_all, of_classes)
 
 
 def _keeping(

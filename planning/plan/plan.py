@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ from tokentwin.planning.plan.candidates import Engine, RuledOut
 from tokentwin.planning.plan.curves import fleet_point
 from tokentwin.planning.plan.document import SURE, Dearer, FleetPoint, Infeasible
 from tokentwin.planning.plan.frontier import Point, pareto, per_dollar, point
+from tokentwin.planning.plan.omissions import Omissions
 from tokentwin.planning.plan.search import OnProgress, Searched, search, silent
 from tokentwin.planning.plan.sensitivity import Knee, headroom_band, knee, replicas_at
 from tokentwin.planning.plan.trial import Question, Trial, nearly_alone, try_fleet, try_more
@@ -48,10 +49,21 @@ class Offer:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The offer with the highest worth and the evidence for it.
+    """The offer with the highest worth, and the probabilities that it meets all objectives.
+
+    The `robustness` is None if it was not examined.
+    """
+
+    offer: Offer
+    probabilities: Probabilities
+    robustness: Robustness | None = None
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """Fewer replicas than recommended, more traffic, and faster and slower steps.
 
     Attributes:
-        probabilities: probabilities that it meets all objectives
         fewer: a trial of one replica fewer, run to the end; None if no replica would be left
         fewer_point: its attainment as predicted, with the band; None if `fewer` is None
         fast, slow: fewest replicas that meet the objectives at the fast and the slow end of the 90 % interval of step
@@ -62,8 +74,6 @@ class Recommendation:
         choices: points and probabilities by number of replicas: of this fleet, and of the likely and the slow number
     """
 
-    offer: Offer
-    probabilities: Probabilities
     fewer: Trial | None
     fewer_point: FleetPoint | None
     fast: int
@@ -106,13 +116,17 @@ def make_plan(
     ruled_out: Sequence[RuledOut],
     limits: Limits,
     progress: OnProgress = silent,
+    on_answer: Callable[[Plan], None] = lambda plan: None,
+    omissions: Omissions | None = None,
 ) -> Plan:
     """Return the plan for the fleet with the highest worth (`most_worth`) that meets the SLOs with the accepted risk.
 
     Usually that is the cheapest fleet. Among fleets with equal prices it is the fleet with fewer GPUs, then the fleet
     with higher attainment. It has enough replicas to meet the SLOs with that risk on other draws of the traffic, too.
+    `on_answer` gets the plan when its fleet is known and its robustness is not; should that fail, it is among the
+    `omissions`.
     """
-    question = workers.common
+    omissions = omissions or Omissions()
     after = _WORTH + _KNEE + _HEADROOM + _ENDS + 2 * _NEAR + _CHOICE
     searched = search(
         workers,
@@ -133,13 +147,37 @@ def make_plan(
             )
             offers = _by_worth(workers, _offers(searched, limits), limits)
     trials = [(entry.engine, trial) for entry in searched for trial in entry.trials]
+    plan = partial(_plan, workers.common, searched, ruled_out, limits)
+    more: list[tuple[Engine, Trial]] = []
     recommendation = None
     if offers:
-        probabilities = offers[0].probabilities
-        assert probabilities is not None
-        recommendation, more = _recommended(workers, offers, probabilities, limits, trials, progress)
-        more.append((offers[0].engine, offers[0].trial))
-        trials += more
+        best = offers[0]
+        assert best.probabilities is not None
+        recommendation = Recommendation(best, best.probabilities)
+        trials.append((best.engine, best.trial))
+        on_answer(plan(trials, recommendation, offers[1:]))
+        robustness, more = omissions.part(
+            "fewer GPUs, more traffic and slower steps",
+            partial(_robustness, workers, best, best.probabilities, limits, trials, progress),
+            (None, more),
+        )
+        recommendation = replace(recommendation, robustness=robustness)
+    tasks = [partial(nearly_alone, engine=entry.engine) for entry in searched if entry.failed]
+    nearly = omissions.part("fleets that fail by less than the error of step times", partial(workers.run, tasks), ())
+    return plan([*trials, *more], recommendation, offers[1:], nearly)
+
+
+def _plan(
+    question: Question,
+    searched: Sequence[Searched],
+    ruled_out: Sequence[RuledOut],
+    limits: Limits,
+    trials: Sequence[tuple[Engine, Trial]],
+    recommendation: Recommendation | None,
+    runners_up: Sequence[Offer],
+    nearly: Sequence[bool] = (),
+) -> Plan:
+    """Return the plan; `nearly` says of each engine that fails whether that is within the error of step times."""
     dearer = [
         Dearer(
             engine=entry.engine.name,
@@ -149,9 +187,9 @@ def make_plan(
         for entry in searched
         if entry.pruned
     ]
-    failed = [entry for entry in searched if entry.replicas is None and not entry.pruned]
-    near = workers.run([partial(nearly_alone, engine=entry.engine) for entry in failed])
-    failures = [_failure(question, entry, nearly, limits.most) for entry, nearly in zip(failed, near, strict=True)]
+    failed = [entry for entry in searched if entry.failed]
+    within = nearly or [False] * len(failed)
+    failures = [_failure(question, entry, near, limits.most) for entry, near in zip(failed, within, strict=True)]
     points = {
         (engine.name, trial.replicas): point(engine, trial, limits.spares) for engine, trial in trials if trial.figures
     }
@@ -159,7 +197,7 @@ def make_plan(
         question=question,
         limits=limits,
         recommendation=recommendation,
-        runners_up=tuple(offers[1:]),
+        runners_up=tuple(runners_up),
         dearer=tuple(sorted(dearer, key=lambda entry: entry.usd_per_hour_at_least)),
         failures=(
             *(failure for _, failure in sorted(failures, key=lambda failure: failure[0])),
@@ -222,19 +260,18 @@ def _by_worth(workers: Workers[Question], offers: Sequence[Offer], limits: Limit
     return [made[0], *sorted(made[1:], key=lambda offer: (offer.weight, offer.point.usd_per_hour, offer.point.gpus))]
 
 
-def _recommended(
+def _robustness(
     workers: Workers[Question],
-    offers: Sequence[Offer],
+    best: Offer,
     probabilities: Probabilities,
     limits: Limits,
     known: Sequence[tuple[Engine, Trial]],
     progress: OnProgress,
-) -> tuple[Recommendation, list[tuple[Engine, Trial]]]:
-    """Examine the first offer, and try one replica fewer and a few more for the frontier.
+) -> tuple[Robustness | None, list[tuple[Engine, Trial]]]:
+    """Return the robustness of the best offer, and trials of one replica fewer and a few more for the frontier.
 
     Fleets whose `known` trial ran to its end are not tried again.
     """
-    best = offers[0]
     engine, replicas = best.engine, best.trial.replicas
     there = {(other.name, trial.replicas) for other, trial in known if trial.decisive.figures}
     around = [
@@ -262,7 +299,7 @@ def _recommended(
     points = dict(zip(numbers, drawn, strict=True))
     choices = {number: (points[number], holds[number]) for number in holds}
     beside = points.get(replicas - 1) if fewer else None
-    return Recommendation(best, probabilities, fewer, beside, fast, likely, slow, growth, headroom, choices), more
+    return Robustness(fewer, beside, fast, likely, slow, growth, headroom, choices), more
 
 
 def _failure(question: Question, entry: Searched, nearly: bool, most: int) -> tuple[float, Infeasible]:

@@ -10,19 +10,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from time import perf_counter
+from typing import Any
 
 from tokentwin.planning.learn.front_door import learnt_front_door
 from tokentwin.planning.made_up import assumed
-from tokentwin.planning.plan.answer import plan_document
+from tokentwin.planning.plan.answer import plan_document, with_curves
 from tokentwin.planning.plan.curves import AROUND, LOAD, engines_work
 from tokentwin.planning.plan.document import PlanDocument
-from tokentwin.planning.plan.draws import DRAWS, drawn_again, reordered
+from tokentwin.planning.plan.draws import drawn, drawn_again, reordered
 from tokentwin.planning.plan.energy import Site, check_power_known, energy_section, with_energy
 from tokentwin.planning.plan.first_answer import first_answer
 from tokentwin.planning.plan.mixed_answer import with_mixed_fleets
 from tokentwin.planning.plan.mixes import lengths_to_try
+from tokentwin.planning.plan.next_measurement import next_measurement
 from tokentwin.planning.plan.objectives import Objectives, parse_objectives
-from tokentwin.planning.plan.plan import Limits, make_plan
+from tokentwin.planning.plan.omissions import Omissions
+from tokentwin.planning.plan.plan import Limits, Plan, make_plan
 from tokentwin.planning.plan.pricing import priced_candidates
 from tokentwin.planning.plan.request import PlanRequest
 from tokentwin.planning.plan.sentences import first_answer as first_answer_text
@@ -34,6 +37,8 @@ from tokentwin.planning.workers import Answer, Task, Workers
 from tokentwin.serving.errors import UserError
 from tokentwin.serving.workload import Workload
 from tokentwin.sim.router import find_router
+
+OnDocument = Callable[[PlanDocument], None]
 
 
 class Planners(Workers[Question]):
@@ -69,7 +74,8 @@ def plan(
     jobs: int | None = None,
     surroundings: bool = True,
     say: Callable[[str], None] | None = None,
-    early: Callable[[PlanDocument], None] | None = None,
+    on_answer: OnDocument = lambda document: None,
+    on_tables: OnDocument = lambda document: None,
     tell: Tell = quiet,
 ) -> PlanDocument:
     """Return the cheapest fleet that meets the objectives of `request`. Raises UserError for impossible requests.
@@ -78,7 +84,10 @@ def plan(
         jobs: number of simulations at a time; by default one for each CPU
         surroundings: True to also simulate more and fewer replicas, and more and less traffic, for the document
         say: called with a line about the search, and within seconds with the range of the answer (`first_answer`)
-        early: called when the search ends with the document, as yet without surroundings, energy and mixed fleets
+        on_answer: called with the document as soon as the fleet is known, without any part around it
+        on_tables: called with the document when it lacks nothing but curves, if there will be any
+
+    A part around the answer that fails is left out, and the document says so.
     """
     objectives = parse_objectives(request.slos)
     find_router(request.router)
@@ -99,34 +108,52 @@ def plan(
     candidates = "one candidate" if len(engines) == 1 else f"{len(engines)} candidates"
     searching = f"searching {candidates} on {question.requests:,} requests"
     draws = cache(lambda: tuple(other_draws(request, workload)))
+    omissions = Omissions()
     if say is not None and engines:
         say(searching)
         tell("a first answer", 0.0)
-        say(first_answer_text(first_answer(question, engines, limits, draws)))
+        omissions.part(
+            "a first answer", lambda: say(first_answer_text(first_answer(question, engines, limits, draws))), None
+        )
     question = replace(question, draws=draws())
     around = AROUND + LOAD + engines_work(len(engines), requests)
     curves = around if surroundings else 0.0
+
+    def documented(plan: Plan) -> PlanDocument:
+        made = plan_document(plan, engines, request.as_json())
+        return made.model_copy(update={"assumed": assumed(request.traffic)})
+
+    def with_omissions(made: PlanDocument) -> PlanDocument:
+        return made.model_copy(update={"omitted": tuple(omissions.lines)})
+
     with Planners(question, jobs, lambda simulated: pace.did(simulated / requests)) as workers:
-        answer = make_plan(workers, engines, ruled_out, limits, lambda left: pace.expect(searching, left + curves))
-        if early is not None:
-            early(plan_document(None, answer, engines, request.as_json()))
-        if request.asks_energy:
-            answer = with_energy(workers, answer, engines, site)
-        document = plan_document(
-            workers if surroundings else None,
-            answer,
+        answer = make_plan(
+            workers,
             engines,
-            request.as_json(),
-            lambda stage, share: pace.expect(stage, around * (1 - share)),
+            ruled_out,
+            limits,
+            lambda left: pace.expect(searching, left + curves),
+            lambda plan: on_answer(with_omissions(documented(plan))),
+            omissions,
         )
+        if request.asks_energy:
+            answer = omissions.part("energy", partial(with_energy, workers, answer, engines, site), answer)
+        document = documented(answer)
         best, shown = answer.recommendation, document.recommendation
-        if request.asks_energy and best and shown:
-            section = energy_section(best.offer.point, best.offer.engine, site)
-            document = document.model_copy(update={"recommendation": shown.model_copy(update={"energy": section})})
+        if best and shown:
+            advice = partial(next_measurement, question.pricing, best.offer, question.workload)
+            more: dict[str, Any] = {"next_measurement": omissions.part("what to measure next", advice, None)}
+            if request.asks_energy:
+                more["energy"] = energy_section(best.offer.point, best.offer.engine, site)
+            document = document.model_copy(update={"recommendation": shown.model_copy(update=more)})
         if request.asks_mixed_fleets:
             pace.expect("mixed fleets", around)
-            document = with_mixed_fleets(document, workers, answer, engines, request)
-        return document.model_copy(update={"assumed": assumed(request.traffic)})
+            mixed = partial(with_mixed_fleets, document, workers, answer, engines, request)
+            document = omissions.part("mixed fleets", mixed, document)
+        if surroundings:
+            on_tables(with_omissions(document))
+            document = with_curves(document, workers, answer, engines, omissions, pace.expect)
+        return with_omissions(document)
 
 
 def questioned(request: PlanRequest, workload: Workload, objectives: Objectives, pricing: Pricing) -> Question:
@@ -154,7 +181,7 @@ def expected_s(requests: float, candidates: int) -> float:
 def other_draws(request: PlanRequest, planned: Workload) -> list[Workload]:
     """Return other draws of the request's traffic; for a trace, the same requests in another order."""
     if (loop := request.loop) is not None:
-        return [looped(loop, number, request.limit) for number in range(1, DRAWS + 1)]
+        return drawn(lambda number: looped(loop, number, request.limit))
     if request.recorded:
         return drawn_again(planned, reordered(planned))
     return drawn_again(planned, lambda number: request.workload(number, at_named_rate=True))

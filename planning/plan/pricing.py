@@ -14,11 +14,12 @@ from tokentwin.calibration.steps.external_calibration import Learnt
 from tokentwin.calibration.steps.observed import JudgedCost, observed
 from tokentwin.calibration.steps.operation_cost import OperationCost
 from tokentwin.calibration.steps.step_cost import Calibration, StepCost
-from tokentwin.planning.costs import base_deployment, calibration_in, priced
-from tokentwin.planning.deployments import completed, with_settings
-from tokentwin.planning.plan.candidates import Engine, RuledOut, Split, candidate_engines, long_enough, shown_settings
+from tokentwin.planning.costs import priced
+from tokentwin.planning.deployments import described, long_enough, with_settings
+from tokentwin.planning.plan.candidates import Engine, RuledOut, Split, candidate_engines, shown_settings
 from tokentwin.planning.plan.request import PlanRequest
 from tokentwin.planning.plan.trial import Pricing
+from tokentwin.planning.resolution import base_deployment, calibration_in
 from tokentwin.serving.deployments.gpu_spec import find_gpu
 from tokentwin.serving.errors import UserError
 from tokentwin.serving.scheduler import find_policy
@@ -88,14 +89,15 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
                 raise UserError("calibration", calibration, remedy)
             return _of_our_engine(calibration, request)
         learnt = given
-    base = completed(request.deployment, base_deployment(calibration).model_copy(update={"fleet": None}))
-    if request.model:
-        base = base.model_copy(update={"model": request.model})
-    if request.deployment is None or "max_model_len" not in request.deployment.scheduler.model_fields_set:
-        base = long_enough(base, workload)
     named = request.gpus or ((learnt.gpu,) if learnt is not None else ())
     if not named:
         raise UserError("gpu", None, "is missing; give at least one candidate, e.g. --gpu H100,H200")
+    known = base_deployment(calibration, *named).model_copy(update={"fleet": None})
+    base = described(request.deployment, known)
+    if request.model:
+        base = base.model_copy(update={"model": request.model})
+    if request.deployment is None or not request.deployment.scheduler.states("max_model_len"):
+        base = long_enough(base, workload)
     engines, ruled_out = candidate_engines(
         base,
         {name: find_gpu(name) for name in named},
@@ -111,7 +113,7 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
 def _of_our_engine(calibration: str, request: PlanRequest) -> Candidates:
     """Return the calibrated engine with each policy and setting; its price is listed under `cpu` or `cuda`."""
     prices, engines = request.prices, []
-    base = completed(request.deployment, base_deployment(calibration))
+    base = described(request.deployment, base_deployment(calibration))
     for settings in request.variations:
         deployment = priced(calibration, None, with_settings(base, settings)).deployment
         device = deployment.device

@@ -12,6 +12,7 @@ from tokentwin.planning.plan.candidates import Split
 from tokentwin.planning.request import GridCarbon, Pue, StatedDeployment, TimedBy
 from tokentwin.planning.traffic import BUSIEST_S, Offered
 from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import catalogue_name
 from tokentwin.serving.errors import UserError
 
 _OPTIONS = {"model": "--model", "tensor_parallel_size": "--tp", "policy": "--policy"}
@@ -22,7 +23,8 @@ class PlanRequest(Offered):
 
     window_s: float = Field(BUSIEST_S, gt=0, le=1e9, description="plan for the busiest period of N seconds")
     slos: tuple[str, ...] = Field(
-        description="an SLO that the fleet must meet, such as 'ttft_ms p99<=500' or 'attainment>=0.99'; can be repeated"
+        description="an SLO that the fleet must meet, such as 'ttft_ms p99<=500', 'tpot_ms mean<=50' or "
+        "'attainment>=0.99'; can be repeated"
     )
     model: str | None = Field(None, description="model to serve; by default that of --deployment, or Llama-3.1-8B")
     gpus: tuple[str, ...] | None = Field(None, description="GPU to consider; can be repeated, or a list with commas")
@@ -109,6 +111,16 @@ class PlanRequest(Offered):
             if not str(value).isdecimal() or not 1 <= int(value) <= 64:
                 raise UserError("tp", value, "must be a number of GPUs from 1 to 64")
         return values
+
+    @field_validator("gpus")
+    @classmethod
+    def _of_the_catalogue(cls, gpus: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return gpus and tuple(dict.fromkeys(map(catalogue_name, gpus)))
+
+    @field_validator("prices", "spot")
+    @classmethod
+    def _by_catalogue_name(cls, prices: dict[str, float] | None) -> dict[str, float] | None:
+        return prices and {catalogue_name(name): usd for name, usd in prices.items()}
 
     @field_validator("splits")
     @classmethod

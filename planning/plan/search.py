@@ -174,6 +174,11 @@ class Searched:
         return self.bisection.high if self.bisection.done else None
 
     @property
+    def failed(self) -> bool:
+        """True if no number of replicas is enough."""
+        return self.replicas is None and not self.pruned
+
+    @property
     def least(self) -> int:
         """The lowest number of replicas that may meet all objectives."""
         return self.bisection.low + 1

@@ -172,7 +172,7 @@ def knee(question: Question, engine: Engine, replicas: int, most_percent: int = 
     if last == most_percent:
         return Knee(last, None)
     nearest = broken or run
-    return Knee(last, _broken(question, nearest) if nearest else None)
+    return Knee(last, first_broken(question, nearest) if nearest else None)
 
 
 def headroom_band(
@@ -206,9 +206,9 @@ def _faster(question: Question, engine: Engine, replicas: int, share: float, per
     return simulated(faster, engine, cost_at(question, engine, replicas, share), replicas, to_the_end=True)
 
 
-def _broken(question: Question, trial: Trial) -> str:
+def first_broken(question: Question, trial: Trial) -> str:
     """Return the objective furthest beyond its bound, or nearest to it; `KEEPING_UP` if only keeping up failed."""
-    figures = trial.figures
-    assert figures is not None
+    if (figures := trial.figures) is None:
+        return trial.broken.text if trial.broken else KEEPING_UP
     worst = question.objectives.slos[figures.worst].text
     return worst if trial.met or figures.excess > 1 else KEEPING_UP

@@ -16,7 +16,7 @@ from tokentwin.serving.answers.figures import counted, shown_change, shown_numbe
 if TYPE_CHECKING:
     from tokentwin.planning.plan.first_answer import FirstAnswer
 
-from tokentwin.planning.plan.plan import Plan, Recommendation
+from tokentwin.planning.plan.plan import Plan, Robustness
 from tokentwin.planning.plan.sensitivity import KEEPING_UP
 
 _NAMED = 3  # maximum number of engines that a first answer names
@@ -38,24 +38,26 @@ def first_answer(answer: FirstAnswer | None) -> str:
 
 def risk_of_mix(mix: MixedFleet) -> str:
     """Return a text like `The SLOs hold in 92 % of cases`."""
-    if mix.holds is None:
-        return "The probability that the SLOs hold is unknown."
-    return f"The SLOs hold in {percent(mix.holds)} of cases."
+    return risk(mix.holds, None)
 
 
-def risk(by_risk: Choices | None) -> str:
+def risk(holds: float | None, by_risk: Choices | None) -> str:
     """Return a text like `The SLOs hold in 92 % of cases. If steps are slow, 97.0 % of the requests keep the SLOs`."""
-    holds = None if by_risk is None else by_risk.recommended.holds
-    if by_risk is None or holds is None:
+    if holds is None:
         return "The probability that the SLOs hold is unknown."
+    cases = f"The SLOs hold in {percent(holds)} of cases."
+    if by_risk is None:
+        return cases
     chosen, whole = by_risk.recommended, by_risk.whole_interval
-    broken = f"{chosen.broken_if_slow} would break: " if chosen.broken_if_slow else ""
-    slow = f"If steps are slow, {broken}{shown_share(chosen.if_slow, 1)} of the requests keep the SLOs"
+    effects = [f"{chosen.broken_if_slow} would break"] if chosen.broken_if_slow else []
+    if chosen.if_slow < 1 or not effects:  # a mean may break although no request is beyond a bound of its own
+        effects.append(f"{shown_share(chosen.if_slow, 1)} of the requests keep the SLOs")
+    slow = f"If steps are slow, {': '.join(effects)}"
     if whole is None:
         slow += ", and no number of GPUs holds them"
     elif whole.replicas <= chosen.replicas:
         slow = "They hold even if steps are slow"
-    return f"The SLOs hold in {percent(holds)} of cases. {slow}."
+    return f"{cases} {slow}."
 
 
 def choices(by_risk: Choices) -> str:
@@ -89,8 +91,8 @@ def _compared(other: Point, best: Point) -> Iterator[str]:
 FILLS = 3  # factor over the 99th percentile of E2E; shorter traffic does not fill a fleet
 
 
-def answer(plan: Plan, choices: Choices | None) -> str:
-    """Return the fleet and its risk, in short sentences; `choices` are the fleets for other risks."""
+def answer(plan: Plan, holds: float | None, choices: Choices | None) -> str:
+    """Return the fleet and its risk, in short sentences; `choices` are the fleets for other risks, None if unknown."""
     best = plan.recommendation
     if best is None:
         return _none(plan)
@@ -98,7 +100,7 @@ def answer(plan: Plan, choices: Choices | None) -> str:
     spare = f" ({point.replicas} and {counted(spares, 'spare')})" if spares else ""
     return (
         f"{counted(point.replicas + spares, 'replica')} x {point.engine}{spare} = {counted(point.gpus, 'GPU')}, "
-        f"{shown_usd(point.usd_per_hour)}/h. {risk(choices)}"
+        f"{shown_usd(point.usd_per_hour)}/h. {risk(holds, choices)}"
     )
 
 
@@ -112,20 +114,20 @@ def _none(plan: Plan) -> str:
     return f"Infeasible: no fleet meets the SLOs. The closest is {closest}."
 
 
-def why_not_fewer(plan: Plan, best: Recommendation) -> str:
+def why_not_fewer(plan: Plan, robust: Robustness) -> str:
     """Return the objectives that break with one replica fewer, and their observed values."""
-    figures = best.fewer.decisive.figures if best.fewer else None
-    if best.fewer is None or best.fewer_point is None or figures is None:
+    figures = robust.fewer.decisive.figures if robust.fewer else None
+    if robust.fewer is None or robust.fewer_point is None or figures is None:
         return "a fleet has at least one replica"
-    if best.fewer.met:
-        fewer = counted(best.fewer.replicas, "replica")
+    if robust.fewer.met:
+        fewer = counted(robust.fewer.replicas, "replica")
         return f"{fewer} would meet the SLOs less probably, which outweighs the lower price"
     broken = plan.question.objectives.seen_broken(figures.observed, figures.broken)
     if not figures.steady.keeps_up:
         broken.append(f"{KEEPING_UP} ({shown_number(figures.steady.piling_up_per_s)} more requests wait every second)")
-    late = f" in {shown_share(plan.question.risk)} of cases or more" if best.fewer.late else ""
-    breaks = f"{counted(best.fewer.replicas, 'replica')} would break {' and '.join(broken)}{late}"
-    return f"{breaks}; attainment {best.fewer_point.attained}"
+    late = f" in {shown_share(plan.question.risk)} of cases or more" if robust.fewer.late else ""
+    breaks = f"{counted(robust.fewer.replicas, 'replica')} would break {' and '.join(broken)}{late}"
+    return f"{breaks}; attainment {robust.fewer_point.attained}"
 
 
 def too_short(plan: Plan) -> str | None:

@@ -270,7 +270,7 @@ class _Watch:
     def __init__(self, question: Question, to_the_end: bool) -> None:
         self._objectives = () if to_the_end else question.objectives.slos
         self._allowed = [objective.allowed(question.requests) for objective in self._objectives]
-        self._misses = [0] * len(self._objectives)
+        self._misses = [0.0] * len(self._objectives)
         self._tables: list[pa.Table] = []
 
     def add_requests(self, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -408,7 +408,12 @@ def _forgiving(some: Question) -> Question:
         spread = math.sqrt(objective.share * (1 - objective.share) / max(requests, 1))
         return max(objective.share - Fraction(_SURE * spread), Fraction(0))
 
-    slos = tuple(replace(objective, share=share(objective)) for objective in some.objectives.slos)
+    slos = tuple(
+        replace(objective, bounds=((objective.bounds[0][0], math.inf),))  # the spread of values is not known
+        if objective.mean
+        else replace(objective, share=share(objective))
+        for objective in some.objectives.slos
+    )
     return replace(some, objectives=replace(some.objectives, slos=slos))
 
 

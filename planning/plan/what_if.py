@@ -65,8 +65,7 @@ def what_if(answer: PlanDocument, before: PlanRequest, now: PlanRequest) -> What
 
 def _at_risk(answer: PlanDocument, there: _Repriced, risk: float) -> WhatIf | None:
     """Return the fleet of the greatest worth among those that are known to hold with `risk`; None without one."""
-    probabilities = {(one.engine, one.replicas): one.holds for one in answer.runners_up} | answer.hold_probabilities
-    known = {size: chance for size, chance in probabilities.items() if chance is not None}
+    known = {size: chance for size, chance in answer.hold_probabilities.items() if chance is not None}
     enough = sorted(
         (size for size, chance in known.items() if chance >= 1 - risk - _ROUNDING), key=lambda size: size[1]
     )

@@ -6,6 +6,7 @@ Every field carries a unit and a definition, as in a recording.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -44,8 +45,8 @@ _ORIGIN = (
     _field("trust_reason", _TEXT, "", "why"),
     _field("version", _TEXT, "", "version of tokentwin"),
     _field("gpus", _COUNT, "", "GPUs of the fleet as it starts"),
-    _field("num_blocks", _COUNT, "blocks", "KV blocks of one replica, without the null block; null if they differ"),
-    _field("requests", _COUNT, "", "requests offered"),
+    _field("kv_blocks", _COUNT, "blocks", "KV blocks of one replica, without the null block; null if they differ"),
+    _field("requests_offered", _COUNT, "", "requests offered"),
     *(_field(f"requests_{status}", _COUNT, "", f"requests that ended {status}") for status in STATUSES),
 )
 
@@ -100,7 +101,7 @@ def metric_values(metrics: RunMetrics) -> dict[str, Any]:
         values |= {f"{name}_{statistic}": value for statistic, value in summary.items()}
     statuses = metrics.statuses()
     values |= {f"requests_{status}": statuses.get(status, 0) for status in STATUSES}
-    values["requests"] = sum(statuses.values())
+    values["requests_offered"] = sum(statuses.values())
     return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
 
 
@@ -137,32 +138,19 @@ def _metric_fields() -> list[pa.Field]:
     for name in _DISTRIBUTIONS:
         known = METRICS[name]
         for statistic, meaning in STATISTICS.items():
-            counts = statistic == "count"
-            fields.append(
-                _field(
-                    f"{name}_{statistic}",
-                    _COUNT if counts else _NUMBER,
-                    "" if counts else known.unit,
-                    f"{meaning}, of: {known.definition}",
-                )
-            )
+            type_, unit = (_COUNT, "") if statistic == "count" else (_NUMBER, known.unit)
+            fields.append(_field(f"{name}_{statistic}", type_, unit, f"{meaning}, of: {known.definition}"))
     return fields
 
 
 def _short_names(paths: list[str], taken: set[str]) -> dict[str, str]:
     """Return a column name for each path, made of as few of its last parts as distinguish it from other names."""
-    names = {}
-    for path in paths:
-        parts = path.split(".")
-        endings = ["_".join(parts[-count:]) for count in range(1, len(parts) + 1)]
-        others = {
-            "_".join(other.split(".")[-count:])
-            for other in paths
-            if other != path
-            for count in range(1, other.count(".") + 2)
-        }
-        names[path] = next((name for name in endings if name not in others | taken), endings[-1])
-    return names
+    endings = {path: ["_".join(path.split(".")[at:]) for at in range(path.count("."), -1, -1)] for path in paths}
+    uses = Counter(name for names in endings.values() for name in names)
+    return {
+        path: next((name for name in names if uses[name] == 1 and name not in taken), names[-1])
+        for path, names in endings.items()
+    }
 
 
 def _type(values: list[Any]) -> pa.DataType:

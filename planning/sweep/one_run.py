@@ -64,9 +64,9 @@ class Measure:
             return failed(point, f"{type(error).__name__}: {error}")
 
     def _simulated(self, point: Point) -> RunResult:
-        scenario = Scenario.model_validate(point.config)
+        scenario = Scenario.model_validate(point.scenario)
         try:
-            priced = scenario.priced()
+            priced = scenario.priced(whole=scenario.deployment)
             priced.check_site(steps=self.full)
         except UserError as error:
             return failed(point, str(error), refused=error)
@@ -79,9 +79,9 @@ class Measure:
             "trust": trust.level,
             "trust_reason": trust.reason,
             "gpus": priced.gpus,
-            "num_blocks": priced.num_blocks,
+            "kv_blocks": priced.num_blocks,
         }
-        if self.bands:
+        if self.bands and priced.has_bands:
             (_, fast), (_, slow) = (end.measured(scenario.slo) for end in priced.ends())
             values |= band_values(metrics, fast, slow)
         return RunResult(point, values, _parquet(requests) if self.requests else None)

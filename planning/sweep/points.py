@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from tokentwin.calibration.steps.external_calibration import LEARNT_FILES
-from tokentwin.calibration.steps.step_cost import Calibration
 from tokentwin.planning.deployments import found_at, overridden
 from tokentwin.planning.learn.front_door import learnt_front_door
+from tokentwin.planning.resolution import resolved_fleet
 from tokentwin.planning.scenario import Scenario
 from tokentwin.planning.sweep.settings import SweepSettings, is_seed
-from tokentwin.serving.deployments.config import merged, parse
+from tokentwin.serving.deployments.config import parse
 from tokentwin.serving.errors import UserError
 from tokentwin.serving.front_door import FILE as FRONT_DOOR
 from tokentwin.serving.user_code.own_cost import names_own_cost, source_file
@@ -28,7 +28,8 @@ class Point:
     """A run to be made.
 
     Attributes:
-        config: the `Scenario` as JSON values, with all defaults; only the stated part if `error` is set
+        config: the `Scenario` as JSON values, its deployment resolved, and what was `stated` of the deployment; only
+            the stated part if `error` is set
         parameters: value of each path that the sweep varies, and `seed` if the sweep has seeds
         error: the reason why the run cannot be made; otherwise empty
         defaults: a line for each set of settings that the run leaves to its engines, with their values
@@ -40,13 +41,18 @@ class Point:
     defaults: tuple[str, ...] = ()
 
     @property
+    def scenario(self) -> dict[str, Any]:
+        """The fields of the `Scenario` in `config`."""
+        return {name: value for name, value in self.config.items() if name != "stated"}
+
+    @property
     def id(self) -> str:
         """Hash of the configuration. It begins with a letter, so that no program reads it as a number.
 
         A run that cannot be made has no full configuration, and its seed is not filled in, so its hash also covers the
         parameters.
         """
-        identity = [self.config, self.parameters] if self.error else self.config
+        identity = [self.scenario, self.parameters] if self.error else self.scenario
         return "r" + sha256(canonical(identity).encode()).hexdigest()[:15]
 
 
@@ -64,16 +70,18 @@ def points(settings: SweepSettings) -> list[Point]:
     variations = list(settings.variations())
     paths = dict.fromkeys(path for overrides, _ in variations for path in overrides)
     made: dict[str, Point] = {}
+    whole: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {}
     first_error: UserError | None = None
     for overrides, seed in variations:
         config = overridden(settings.base, overrides)
         error, defaults = "", tuple[str, ...]()
         try:
-            config = _sized(config, overrides)
-            scenario, defaults = parse(Scenario, _on_calibrated(config), where="base", typed=True).whole()
-            full = scenario.model_dump(mode="json")
-            if full["deployment"]["gpu_memory_utilization"] is not None:
-                del full["deployment"]["scheduler"]["num_blocks"]  # if stated, it would override the memory
+            scenario = parse(Scenario, config, where="base", typed=True)
+            key = canonical([config.get("deployment"), scenario.calibration, scenario.gpu, scenario.room])
+            if key not in whole:
+                whole[key] = _resolved(scenario)
+            deployment, defaults = whole[key]
+            full = scenario.model_dump(mode="json") | deployment
             for name in ("pue", "grid_gco2_per_kwh"):
                 if full[name] is None:
                     del full[name]  # runs without them keep the ids that they had before these settings existed
@@ -89,6 +97,13 @@ def points(settings: SweepSettings) -> list[Point]:
     if first_error and all(point.error for point in made.values()):
         raise first_error
     return list(made.values())
+
+
+def _resolved(scenario: Scenario) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the resolved deployment with what was stated, as in a point's `config`, and a line for each engine."""
+    made, defaults = resolved_fleet(scenario.described(), scenario.calibration, scenario.gpu)
+    stated = scenario.deployment.as_stated() if scenario.deployment else {}
+    return {"deployment": made.model_dump(mode="json"), "stated": stated}, defaults
 
 
 def input_digests(runs: list[Point]) -> dict[str, str]:
@@ -135,31 +150,6 @@ def _digest(path: Path) -> str:
     except OSError as error:
         raise UserError("input", str(path), f"cannot be read: {error.strerror}") from None
     return digest.hexdigest()
-
-
-def _on_calibrated(config: dict[str, Any]) -> dict[str, Any]:
-    """Return `config`, its deployment completed by that of its calibration, if this is one of our own engine."""
-    directory = config.get("calibration")
-    if not isinstance(directory, str) or not (Path(directory) / "calibration.json").is_file():
-        return config
-    stated = config.get("deployment") or {}
-    if not isinstance(stated, dict):
-        return config
-    return {**config, "deployment": merged(json.loads(Calibration.load(directory).deployment), stated)}
-
-
-def _sized(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """Return `config` without the num_blocks of base if gpu_memory_utilization varies; num_blocks would override it."""
-    memory, blocks = "deployment.gpu_memory_utilization", "deployment.scheduler.num_blocks"
-    if overrides.get(memory) is None:
-        return config
-    if overrides.get(blocks) is not None:
-        remedy = "cannot be combined with gpu_memory_utilization, which it overrides; vary one of them"
-        raise UserError(blocks, overrides[blocks], remedy)
-    if found_at(config, blocks) is None:
-        return config
-    scheduler = {name: value for name, value in config["deployment"]["scheduler"].items() if name != "num_blocks"}
-    return {**config, "deployment": {**config["deployment"], "scheduler": scheduler}}
 
 
 def _seeded(node: Any, seed: int) -> Any:

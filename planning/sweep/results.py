@@ -10,7 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokentwin.planning.sweep.dataset import ABOUT, journal_rows
+from tokentwin.calibration.steps.external_calibration import LEARNT_FILES
+from tokentwin.planning.deployments import found_at
+from tokentwin.planning.sweep.dataset import ABOUT, FORMAT, journal_rows
 from tokentwin.serving.answers.document import Answer
 from tokentwin.serving.answers.figures import counted
 from tokentwin.serving.answers.report import NUMBER, Column, Line, Table
@@ -18,6 +20,7 @@ from tokentwin.serving.data_file import parse_json, present_name
 from tokentwin.serving.errors import UserError
 from tokentwin.serving.metrics import METRICS, STATISTICS
 
+_BLOCKS, _OLD_BLOCKS = "deployment.scheduler.num_blocks", 4096
 _TYPES = {"string": pa.string(), "int64": pa.int64(), "double": pa.float64(), "bool": pa.bool_()}
 
 
@@ -31,6 +34,7 @@ class SweepResults(Answer):
         paths: dotted path of the setting of each parameter
         metrics: axis title of each metric column that has a value in some run
         base: the settings that the sweep varies
+        format: format of the dataset
     """
 
     runs: pa.Table
@@ -38,6 +42,7 @@ class SweepResults(Answer):
     paths: Mapping[str, str]
     metrics: Mapping[str, str]
     base: Mapping[str, Any] = field(default_factory=dict)
+    format: int = FORMAT
 
     @classmethod
     def load(cls, directory: Path) -> SweepResults:
@@ -64,7 +69,7 @@ class SweepResults(Answer):
             if table[column.name].null_count < table.num_rows
         }
         base = about.get("base")
-        return cls(table, tuple(order), paths, metrics, base if isinstance(base, dict) else {})
+        return cls(table, tuple(order), paths, metrics, base if isinstance(base, dict) else {}, about.get("format", 0))
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -77,6 +82,8 @@ class SweepResults(Answer):
     def report(self) -> Iterator[Line | Table]:
         """Yield the number of runs, and the range of each metric."""
         yield Line(self.summary)
+        if self.old_sizing:
+            yield Line(self.old_sizing)
         done = self.complete
         ranges = {name: pc.min_max(done[name]).as_py() for name in self.metrics}
         rows = [(title, ranges[name]["min"], ranges[name]["max"]) for name, title in self.metrics.items()]
@@ -91,6 +98,22 @@ class SweepResults(Answer):
         return f"{runs}; varied: {varied}"
 
     @property
+    def old_sizing(self) -> str:
+        """A sentence if KV blocks of some runs do not follow from the memory of their GPU; empty if all do.
+
+        Before format 3, they did not where neither blocks nor a share of memory were stated.
+        """
+        if self.format >= FORMAT or found_at(self.base, _BLOCKS) is not None:
+            return ""
+        columns = [name for name, path in self.paths.items() if path == _BLOCKS]
+        rows = self.complete.select(["config", *columns]).to_pylist()
+        unstated = [row["config"] for row in rows if not any(row[name] for name in columns)]
+        old = sum(_sized_by_default(parse_json(config)) for config in unstated)
+        number = "All" if old == len(rows) else f"{old:,} of {len(rows):,}"
+        sentence = f"{number} runs have the old sizing, {_OLD_BLOCKS - 1:,} KV blocks on every GPU; make them again"
+        return sentence if old else ""
+
+    @property
     def complete(self) -> pa.Table:
         return self.runs.filter(pc.equal(self.runs["status"], "complete"))
 
@@ -98,6 +121,13 @@ class SweepResults(Answer):
         """Return the values of a parameter, sorted, with null last."""
         values = self.runs[parameter].unique()
         return values.take(pc.array_sort_indices(values)).to_pylist()
+
+
+def _sized_by_default(config: dict[str, Any]) -> bool:
+    """Return whether a run on a GPU has the default number of KV blocks of our own engine."""
+    learnt = any(Path(config["calibration"] or "", name).exists() for name in LEARNT_FILES)
+    memory = found_at(config, "deployment.gpu_memory_utilization")
+    return bool(config["gpu"] or learnt) and memory is None and found_at(config, _BLOCKS) == _OLD_BLOCKS
 
 
 def axis_title(column: str) -> str:

@@ -22,6 +22,7 @@ from tokentwin.serving.errors import UserError
 Overrides = dict[str, Any]  # values by dotted path
 _PAGE = "docs/sweeps.md"
 MOST_RUNS = 50_000  # maximum number of runs; each takes 50 kB of memory before it is made
+_SAMPLES = 60
 _Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -130,14 +131,27 @@ class SweepSettings(Request):
 
     @model_validator(mode="after")
     def _not_too_many(self) -> SweepSettings:
-        drawn = self.sobol.points if self.sobol else 1
-        seeds = self.seeds if isinstance(self.seeds, int) else len(self.seeds or (None,))
-        runs = max(len(self.list), 1) * math.prod(map(len, self.grid.values())) * drawn * seeds
         if self.seeds == ():
             raise UserError("seeds", "[]", "is empty; give at least one seed")
-        if runs > MOST_RUNS:
-            raise UserError("runs", f"{runs:,}", f"must be at most {MOST_RUNS:,}; split the sweep")
+        if self.runs > MOST_RUNS:
+            raise UserError("runs", f"{self.runs:,}", f"must be at most {MOST_RUNS:,}; split the sweep")
         return self
+
+    @property
+    def runs(self) -> int:
+        """The number of runs."""
+        drawn = self.sobol.points if self.sobol else 1
+        seeds = self.seeds if isinstance(self.seeds, int) else len(self.seeds or (None,))
+        return max(len(self.list), 1) * math.prod(map(len, self.grid.values())) * drawn * seeds
+
+    def samples(self) -> Iterator[Overrides]:
+        """Yield few changes to `base` that together have every value of `grid` and `list`, and both ends of ranges."""
+        entries, ranges = self.list or ({},), self.sobol.ranges if self.sobol else {}
+        lengths = [len(entries), *map(len, self.grid.values()), *([2] if ranges else [])]
+        for number in range(max(*lengths, min(math.lcm(*lengths), _SAMPLES))):
+            cell = {path: values[number % len(values)] for path, values in self.grid.items()}
+            drawn = {path: span.value_at(number % 2 * (1 - 2**-30)) for path, span in ranges.items()}
+            yield {**entries[number % len(entries)], **cell, **drawn}
 
     @property
     def seed_values(self) -> tuple[int | None, ...]:

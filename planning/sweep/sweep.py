@@ -13,15 +13,13 @@ import pyarrow as pa
 from tokentwin.planning.learn.front_door import learnt_front_door
 from tokentwin.planning.progress import Tell, quiet
 from tokentwin.planning.sweep.columns import parameter_fields, parameter_values, partition_keys, run_schema
-from tokentwin.planning.sweep.dataset import SweepDataset
+from tokentwin.planning.sweep.dataset import FORMAT, SweepDataset
 from tokentwin.planning.sweep.executors import Executor
 from tokentwin.planning.sweep.one_run import Measure, RunResult
 from tokentwin.planning.sweep.points import Point, canonical, input_digests, points
 from tokentwin.planning.sweep.settings import SweepSettings
 from tokentwin.serving.errors import UserError
 from tokentwin.serving.version import __version__
-
-_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ class Sweep:
     def _about(self) -> dict[str, Any]:
         """Return the data that all rows of a dataset share."""
         return {
-            "format": _FORMAT,
+            "format": FORMAT,
             "version": __version__,
             "base": self.settings.base,
             "varied": {path: field.name for path, field in parameter_fields(self.schema).items()},

@@ -91,7 +91,7 @@ def _cpu_name() -> str:
 
 def with_fast_dtype(deployment: Deployment) -> tuple[Deployment, str]:
     """Return the deployment, with the faster dtype if it runs on the CPU and states none, and the reason if changed."""
-    if deployment.device != "cpu" or "dtype" in deployment.model_fields_set:
+    if deployment.device != "cpu" or deployment.states("dtype"):
         return deployment, ""
     torch.set_num_threads(deployment.threads)
     times_ns = {name: _time_ns(getattr(torch, name)) for name in ("bfloat16", "float32")}

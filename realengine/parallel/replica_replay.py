@@ -18,7 +18,6 @@ from tokentwin.realengine.run_recorder import RunRecorder
 from tokentwin.realengine.step import Step
 from tokentwin.realengine.undisturbed import no_cycle_search
 from tokentwin.serving.deployments.config import Deployment
-from tokentwin.serving.user_code.call_limit import watching
 
 
 def start_replica(
@@ -75,7 +74,7 @@ class _Served:
         The process first sends `Ready` and receives the start of the run.
         """
         engine = self._engine
-        with watching(), no_cycle_search():
+        with no_cycle_search():
             self._pipe.send(Ready())
             clients = _SentRequests(engine, self._inbox, self._pipe, self._inbox.next())
             drive(engine, clients, clients.recorder, lambda: clients.over)

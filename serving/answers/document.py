@@ -104,10 +104,10 @@ class Answer:
 
     def _repr_html_(self) -> str:
         """Return the report as HTML for notebooks."""
-        from tokentwin.serving.answers.terminal import Terminal
+        from tokentwin.serving.answers.terminal import Terminal, print_report
 
         console = Terminal(record=True, file=io.StringIO(), width=_NOTEBOOK_COLUMNS, force_jupyter=False)
-        console.print(self)
+        print_report(self.report(), console)
         return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
 

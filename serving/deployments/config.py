@@ -181,15 +181,16 @@ class SchedulerConfig(TerseSettings):
     )
     speculative: SpeculativeConfig | None = Field(None, description="speculative decoding (docs/speculative.md)")
     sarathi_token_budget: int = Field(
-        0,
+        512,
         ge=0,
-        description="sarathi: number of tokens up to which prefill chunks fill a step; 0: max_num_batched_tokens",
+        description="sarathi: number of tokens up to which prefill chunks fill a step (default: Sarathi-Serve's); "
+        "0: max_num_batched_tokens",
     )
     sjf_error: float = Field(
         0.0,
         ge=0.0,
         le=10.0,
-        description="sjf: standard deviation of log(predicted output length / actual output length)",
+        description="sjf: standard deviation of log(predicted / true output length); 0: clairvoyant, by true lengths",
     )
     sjf_seed: int = Field(0, description="sjf: seed of the prediction errors")
     ageing_s: float = Field(
@@ -294,7 +295,7 @@ class SchedulerConfig(TerseSettings):
 
         vLLM does the same. Raises ValueError if a stated budget is too small.
         """
-        if not self.enable_chunked_prefill and "max_num_batched_tokens" not in self.model_fields_set:
+        if not self.enable_chunked_prefill and not self.states("max_num_batched_tokens"):
             object.__setattr__(self, "max_num_batched_tokens", max(self.max_num_batched_tokens, self.max_model_len))
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise ValueError("max_num_batched_tokens must be at least max_model_len when enable_chunked_prefill is off")
@@ -380,6 +381,16 @@ class SchedulerConfig(TerseSettings):
     def most_step_tokens(self) -> int:
         """The maximum number of tokens scheduled in one step."""
         return min(self.max_num_scheduled_tokens or self.max_num_batched_tokens, self.max_num_batched_tokens)
+
+
+_APART = {  # sizes above 1, and the settings with which they cannot be combined
+    "pipeline_parallel_size": ("scheduler.speculative", "lora", "multimodal"),
+    "data_parallel_size": ("lora", "multimodal"),
+    "prefill_context_parallel_size": (
+        "scheduler.speculative", "lora", "multimodal", "decode_context_parallel_size", "data_parallel_size",
+    ),
+    "decode_context_parallel_size": ("scheduler.speculative", "lora", "multimodal"),
+}  # fmt: skip
 
 
 class Deployment(TerseSettings):
@@ -536,52 +547,25 @@ class Deployment(TerseSettings):
         stagger = self.scheduler.decode_stagger
         if stagger not in (1, self.decode_stagger):
             raise UserError("scheduler.decode_stagger", stagger, "follows from pipeline_parallel_size; leave it out")
-        if self.pipeline_parallel_size > 1 and self.scheduler.speculative is not None:
-            remedy = "cannot be combined with scheduler.speculative; leave one of them out"
-            raise UserError("pipeline_parallel_size", self.pipeline_parallel_size, remedy)
-        return self
-
-    @model_validator(mode="after")
-    def _adapters_run_on_one_stage(self) -> Deployment:
         if self.scheduler.max_loras not in (None, self.lora and self.lora.max_loras):
             remedy = "follows from lora.max_loras; leave it out"
             raise UserError("scheduler.max_loras", self.scheduler.max_loras, remedy)
-        if self.lora is None:
-            return self
-        for name in ("pipeline_parallel_size", "data_parallel_size"):
-            if (size := getattr(self, name)) > 1:
-                raise UserError(name, size, "cannot be combined with lora; leave one of them out")
         return self
 
     @model_validator(mode="after")
-    def _context_is_shared_as_vllm_does(self) -> Deployment:
-        for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
-            if (size := getattr(self, name)) == 1:
-                continue
-            for other, given in (
-                ("scheduler.speculative", self.scheduler.speculative is not None),
-                ("lora", self.lora is not None),
-                ("multimodal", self.multimodal is not None),
-            ):
-                if given:
+    def _devices_are_shared_as_vllm_does(self) -> Deployment:
+        for name, others in _APART.items():
+            for other in others if (size := getattr(self, name)) > 1 else ():
+                section, _, setting = other.rpartition(".")
+                value = getattr(self.scheduler if section else self, setting)
+                if value not in (None, 1):
                     raise UserError(name, size, f"cannot be combined with {other}; leave one of them out")
-        pcp, dcp = self.prefill_context_parallel_size, self.decode_context_parallel_size
-        for other in ("decode_context_parallel_size", "data_parallel_size"):
-            if pcp > 1 and getattr(self, other) > 1:
-                remedy = f"cannot be combined with {other}; leave one of them out"
-                raise UserError("prefill_context_parallel_size", pcp, remedy)
-        if "block_size" in self.scheduler.model_fields_set and self.scheduler.block_size % dcp:
+        dcp = self.decode_context_parallel_size
+        if self.scheduler.states("block_size") and self.scheduler.block_size % dcp:
             remedy = (
                 f"must be a multiple of decode_context_parallel_size {dcp}, because it counts the tokens of all ranks"
             )
             raise UserError("scheduler.block_size", self.scheduler.block_size, remedy)
-        return self
-
-    @model_validator(mode="after")
-    def _the_encoder_is_on_one_stage(self) -> Deployment:
-        for name in ("pipeline_parallel_size", "data_parallel_size"):
-            if self.multimodal is not None and (size := getattr(self, name)) > 1:
-                raise UserError(name, size, "cannot be combined with multimodal; leave one of them out")
         return self
 
     @model_validator(mode="after")
@@ -704,7 +688,7 @@ def load_deployment(path: str | Path) -> Deployment:
 
 def with_stated_blocks(deployment: Deployment) -> Deployment:
     """Return `deployment` without gpu_memory_utilization if it states num_blocks, which takes precedence as in vLLM."""
-    if deployment.gpu_memory_utilization is None or "num_blocks" not in deployment.scheduler.model_fields_set:
+    if deployment.gpu_memory_utilization is None or not deployment.scheduler.states("num_blocks"):
         return deployment
     return deployment.model_copy(update={"gpu_memory_utilization": None})
 
@@ -725,9 +709,20 @@ def _own_deployment(deployment: Deployment, pool: PoolConfig, where: str) -> Dep
     if "fleet" in pool.deployment:
         remedy = "a pool cannot have a fleet of its own; leave it out"
         raise UserError(f"{where}.fleet", pool.deployment["fleet"], remedy)
-    own = parse(Deployment, merged(alone.model_dump(exclude_unset=True), pool.deployment), where=where)
-    scheduler = pool.deployment.get("scheduler")
-    return with_stated_blocks(own) if isinstance(scheduler, dict) and "num_blocks" in scheduler else own
+    return parse(Deployment, over(alone.as_stated(), pool.deployment), where=where)
+
+
+def over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a deployment updated with `changes`.
+
+    Stated KV blocks take the place of the share of memory from which they would follow, and a share that of blocks.
+    """
+    data, scheduler = merged(base, changes), changes.get("scheduler")
+    if isinstance(scheduler, dict) and "num_blocks" in scheduler:
+        data["gpu_memory_utilization"] = None
+    elif changes.get("gpu_memory_utilization") is not None and isinstance(data.get("scheduler"), dict):
+        data["scheduler"] = {name: value for name, value in data["scheduler"].items() if name != "num_blocks"}
+    return data
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

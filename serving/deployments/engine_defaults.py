@@ -34,27 +34,23 @@ _SGLANG_LARGEST_CHUNK = 16384
 _TRTLLM_TOKENS = 8192
 
 
-def with_engine_defaults(deployment: Deployment, gpu: GpuSpec) -> Deployment:
-    """Return `deployment` with its engine's defaults on `gpu` for all scheduler settings that it does not state."""
-    stated = deployment.scheduler.model_fields_set
-    settings = engine_defaults(deployment, gpu)
-    return deployment.rescheduled(**{name: value for name, value in settings.items() if name not in stated})
+def with_engine_defaults(deployment: Deployment, gpu: GpuSpec) -> tuple[Deployment, str]:
+    """Return `deployment` with its engine's defaults on `gpu` for all scheduler settings that it does not state.
 
-
-def defaults_taken(deployment: Deployment, gpu: GpuSpec) -> str:
-    """Return a list, as text, of the engine's defaults that `deployment` uses on `gpu`; empty if it uses none."""
-    stated = deployment.scheduler.model_fields_set
-    settings = engine_defaults(deployment, gpu)
-    left = [f"{name} {_shown(value)}" for name, value in settings.items() if name not in stated]
-    engine = deployment.engine_name
+    The text lists these settings with their values; it is empty if there are none.
+    """
+    taken = _open(deployment, engine_defaults(deployment, gpu))
+    if not taken:
+        return deployment, ""
+    engine, listed = deployment.engine_name, ", ".join(f"{name} {_shown(value)}" for name, value in taken.items())
     release = str(engine) if engine.version or engine.name != "vllm" else f"vllm {_VLLM}"
-    return f"defaults of {release} on {gpu.name}: {', '.join(left)}" if left else ""
+    return deployment.rescheduled(**taken), f"defaults of {release} on {gpu.name}: {listed}"
 
 
 def engine_defaults(deployment: Deployment, gpu: GpuSpec) -> dict[str, Any]:
     """Return the engine's default settings on `gpu` by name; they depend on what `deployment` states."""
     scheduler, engine = deployment.scheduler, deployment.engine_name
-    stated, memory = scheduler.model_fields_set, gpu.memory_bytes / _GIB
+    states, memory = scheduler.states, gpu.memory_bytes / _GIB
     release = engine.release
     large = memory >= 70 and "a100" not in gpu.name.lower()
     seqs, tokens, overlaps = (1024, 8192, True) if large else (256, 2048, True)
@@ -75,8 +71,8 @@ def engine_defaults(deployment: Deployment, gpu: GpuSpec) -> dict[str, Any]:
         overlaps, longest = False, min(longest, pooling.max_positions)
     if not scheduler.enable_chunked_prefill or (pooling is not None and pooling.whole_prompts):
         tokens = max(tokens, longest)
-    tokens = min(tokens, (scheduler.max_num_seqs if "max_num_seqs" in stated else seqs) * longest)
-    most = scheduler.max_num_batched_tokens if "max_num_batched_tokens" in stated else tokens
+    tokens = min(tokens, (scheduler.max_num_seqs if states("max_num_seqs") else seqs) * longest)
+    most = scheduler.max_num_batched_tokens if states("max_num_batched_tokens") else tokens
     sharing = deployment.decode_context_parallel_size
     blocks = {"block_size": BLOCK_SIZE * sharing} if sharing > 1 else {}  # of all devices that share the tokens
     settings = {
@@ -85,10 +81,14 @@ def engine_defaults(deployment: Deployment, gpu: GpuSpec) -> dict[str, Any]:
         "max_num_batched_tokens": tokens,
         "async_scheduling": overlaps,
     }
-    if "max_model_len" in stated or pooling is not None:
+    if states("max_model_len") or pooling is not None:
         return settings
-    unstated = {name: value for name, value in settings.items() if name not in stated}
-    return {**settings, "max_model_len": _longest(deployment.rescheduled(**unstated), gpu)}
+    return {**settings, "max_model_len": _longest(deployment.rescheduled(**_open(deployment, settings)), gpu)}
+
+
+def _open(deployment: Deployment, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return those of the scheduler's `settings` that `deployment` does not state."""
+    return {name: value for name, value in settings.items() if not deployment.scheduler.states(name)}
 
 
 def _longest(deployment: Deployment, gpu: GpuSpec) -> int:
@@ -102,7 +102,7 @@ def _longest(deployment: Deployment, gpu: GpuSpec) -> int:
     if not scheduler.enable_chunked_prefill or scheduler.kv_reservation != "paged":
         return min(default, model.max_positions)
     blocks = scheduler.num_blocks
-    if "num_blocks" not in scheduler.model_fields_set:
+    if not scheduler.states("num_blocks"):
         blocks = kv_capacity(model, gpu, deployment).num_blocks
     grouped = with_kv_groups(deployment).scheduler
 

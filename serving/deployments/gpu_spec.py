@@ -102,12 +102,20 @@ def find_gpu(name_or_path: str) -> GpuSpec:
         if len(entries) != 1:
             raise UserError("gpu", name_or_path, f"describes {len(entries)} GPUs; give a file with exactly one")
         return next(iter(entries.values()))
-    known, wanted = {_words(name): gpu for name, gpu in gpus().items()}, _words(name_or_path)
-    gpu = known.get(wanted) or known.get(frozenset(word for word in wanted if not _MEMORY.fullmatch(word)))
-    if gpu is None:
+    name = catalogue_name(name_or_path)
+    if name not in gpus():
         remedy = f"is not a known GPU{_near(name_or_path)}; choose one of {', '.join(gpus())}, or give a YAML file"
         raise UserError("gpu", name_or_path, remedy)
-    return gpu
+    return gpus()[name]
+
+
+def catalogue_name(name_or_path: str) -> str:
+    """Return the catalogue's name of a GPU; a path and an unknown name stay as they are."""
+    if name_or_path in gpus():
+        return name_or_path
+    known, wanted = {_words(name): name for name in gpus()}, _words(name_or_path)
+    name = known.get(wanted) or known.get(frozenset(word for word in wanted if not _MEMORY.fullmatch(word)))
+    return name or name_or_path
 
 
 def _words(name: str) -> frozenset[str]:

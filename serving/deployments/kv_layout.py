@@ -142,7 +142,7 @@ def _state_cache(model: ModelSpec, deployment: Deployment) -> dict[str, Any]:
     deployment states that it does, and our pool cannot.
     """
     config, engine = deployment.scheduler, deployment.engine_name
-    stated = "enable_prefix_caching" in config.model_fields_set
+    stated = config.states("enable_prefix_caching")
     if not config.enable_prefix_caching:
         return {}
     lacks = [
@@ -174,14 +174,14 @@ def _in_one_step(model: ModelSpec, deployment: Deployment) -> Deployment:
     of other tokens than the last (`ModelConfig.is_chunked_prefill_supported` of release 0.32). In the former case the
     layers keep no KV. Raises UserError for a setting that does not go with this.
     """
-    config, stated = deployment.scheduler, deployment.scheduler.model_fields_set
+    config = deployment.scheduler
     longest = config.max_model_len
     if longest > model.max_positions:
-        if "max_model_len" in stated:
+        if config.states("max_model_len"):
             remedy = f"must be at most {model.max_positions:,}, the positions of {model.name}"
             raise UserError("scheduler.max_model_len", longest, remedy)
         longest = model.max_positions
-    if config.max_num_batched_tokens < longest and "max_num_batched_tokens" in stated:
+    if config.max_num_batched_tokens < longest and config.states("max_num_batched_tokens"):
         remedy = f"must be at least max_model_len {longest:,}, because {model.name} reads a prompt in one step"
         raise UserError("scheduler.max_num_batched_tokens", config.max_num_batched_tokens, remedy)
     for name, value in (

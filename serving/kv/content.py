@@ -148,16 +148,18 @@ def _spans(request: Request) -> Iterator[tuple[str, int, int]]:
 
 
 class Tokens(Protocol):
-    """The known token ids of one request: prompt and output."""
+    """The known token ids of one request, prompt and output; only requests with the same salt share blocks."""
 
     @property
     def tokens(self) -> Sequence[int]: ...
+    @property
+    def salt(self) -> str: ...
 
 
 class TokenContent:
     """The contents of a request's blocks from its token ids; `sequences` maps the request's id to them.
 
-    The first block also has the name of the adapter, so that requests with other adapters find no prefix.
+    The first block also has the name of the adapter and the salt, so that requests with others find no prefix.
     """
 
     lookahead = 0
@@ -173,10 +175,12 @@ class TokenContent:
         return spans
 
     def opening(self, request: Request, tokens: int) -> Hashable:
-        return request.arrived.adapter, *self._sequences[request.id].tokens[:tokens]
+        sequence = self._sequences[request.id]
+        return request.arrived.adapter, sequence.salt, *sequence.tokens[:tokens]
 
     def blocks(self, request: Request, first: int, last: int) -> Iterator[bytes]:
-        tokens, adapter = self._sequences[request.id].tokens, request.arrived.adapter
+        sequence, adapter = self._sequences[request.id], request.arrived.adapter
+        tokens, owner = sequence.tokens, f"{adapter}\0{sequence.salt}" if sequence.salt else adapter
         for index in range(first, last + 1):
             block = array("q", tokens[index * self._block_size : (index + 1) * self._block_size]).tobytes()
-            yield block if index or not adapter else block + adapter.encode()
+            yield block if index or not owner else block + owner.encode()

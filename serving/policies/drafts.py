@@ -73,7 +73,7 @@ class Drafts:
         request.draft_tokens += drafts
         request.accepted_tokens += accepted
         plan.verified += ((drafts, accepted),)
-        kept = min(accepted, request.end_len - request.known - 1)
+        kept = min(accepted, request.true_len - request.known - 1)
         plan.accepted_tokens += kept
         for _ in range(kept):
             insort(request.sampled_in, (plan.seq, 1))  # a later step may have been planned already

@@ -71,7 +71,7 @@ class Residents:
         request = Request(arrived, outputs)
         if self._cuts:
             request.max_len = self.config.full_length(request.prompt_len, arrived.output_limit)
-            request.end_len = min(request.end_len, request.max_len)
+            request.true_len = min(request.true_len, request.max_len)
         request.reason = self._reason_to_reject(request)
         if request.reason:
             request.status = Status.REJECTED

@@ -6,7 +6,7 @@ run out later, requests are retracted, those with the fewest output tokens first
 
 This file follows `Scheduler.get_next_batch_to_run` and the processing of results. `sglang_budget.py` counts what one
 step may still admit (`PrefillAdder`), `sglang_queue.py` orders the queue (`SchedulePolicy`), `sglang_preemption.py`
-preempts by priority, and `serving/kv/radix_*.py` keep the pages. `sglangside/virtual_clock.py` records SGLang's own
+preempts by priority, and `serving/kv/radix_*.py` keep the pages. `lab/oracles/sglang_clock.py` records SGLang's own
 decisions, and `tokentwin conformance` compares.
 """
 
@@ -61,11 +61,8 @@ class SglangScheduler(Residents):
         self._chunked: Request | None = None  # the request whose prompt is not all planned
         self._stashed = True  # the pages of `_chunked` are in the tree
         self._in_flight: deque[StepPlan] = deque()
-        # for each plan in flight: number of its rows that compute prompts, and order of its decodes, by request id
-        self._made: deque[tuple[int, dict[int, int]]] = deque()
-        self._prompts = 0  # the first number of the plan being made
-        self._rank: dict[int, int] = {}
-        self._next_rank = 0
+        self._made: deque[int] = deque()  # for each plan in flight: number of its rows that compute prompts
+        self._prompts = 0  # this number of the plan being made
         # (clock of the decode set, number of the plan) at the start of each run of consecutive plans with decodes
         self._ticked: deque[tuple[int, int]] = deque()
         self._planned = self._admissions = 0
@@ -102,7 +99,7 @@ class SglangScheduler(Residents):
         limit = request.max_len - request.prompt_len
         if room < limit and self._cuts and room > 0:
             request.max_len = request.prompt_len + room
-            request.end_len = min(request.end_len, request.max_len)
+            request.true_len = min(request.true_len, request.max_len)
         elif room < limit:
             return f"needs {limit} output tokens; SGLang keeps one page free, so there is room for {max(room, 0)}"
         return ""
@@ -165,7 +162,6 @@ class SglangScheduler(Residents):
         if self._preemption is not None:
             self._preemption.ended(id)
         self._allocated.pop(id, None)
-        self._rank.pop(id, None)
 
     # One step
 
@@ -211,12 +207,14 @@ class SglangScheduler(Residents):
             self._full = False
         for request in stay:
             self._batch[request.id] = request
-        self._order(stay)
 
     def _order(self, requests: Iterable[Request]) -> None:
+        """Let `requests` run in this order, behind all others. Steps in flight still return in the old order."""
+        for plan in self._in_flight:
+            plan.list_departed()
         for request in requests:
-            self._rank[request.id] = self._next_rank
-            self._next_rank += 1
+            request.admitted = self._admissions
+            self._admissions += 1
 
     # Prompts
 
@@ -349,6 +347,7 @@ class SglangScheduler(Residents):
         if not requests or not self._pages.make_room(self._new_pages(requests)):
             return []
         self._decode_pages(requests)
+        self._order(requests)
         for request in requests:
             if self._preemption is not None:
                 self._preemption.tried(request, 0)
@@ -451,7 +450,6 @@ class SglangScheduler(Residents):
             raise UserError("scheduler.num_blocks", self.config.num_blocks, remedy)
         self._full = False
         self._batch = {request.id: request for request in kept}
-        self._rank = {}  # plans in flight keep the old one
         self._order(kept)
         self._ratio.estimate(kept)
         self._wait_again(plan, retracted)
@@ -468,11 +466,11 @@ class SglangScheduler(Residents):
     def _launch(self, plan: StepPlan) -> None:
         self._planned += 1
         self._in_flight.append(plan)
-        self._made.append((self._prompts, self._rank))
+        self._made.append(self._prompts)
         for request, _, _, samples, _ in plan.listed:
             arrived = request.arrived
             steady = not (arrived.structured or arrived.changes_logits or request.ended or self._drafts)
-            if samples and steady and request.unscheduled > 0:
+            if samples and steady and request.true_unscheduled > 0:
                 del self._unsteady[request.id]
                 self.decodes.join(request)
 
@@ -524,15 +522,14 @@ class SglangScheduler(Residents):
     def commit(self, plan: StepPlan, stopped: Collection[int] = ()) -> list[Request]:
         if not self._in_flight or self._in_flight.popleft() is not plan:
             raise ValueError(f"plan {plan.seq} is not the oldest in flight")
-        prompts, rank = self._made.popleft()
+        prompts = self._made.popleft()
         decodes = self.decodes
         if plan.clock:  # 0 without decodes
             decodes.committed = plan.clock
-        rows = plan.rows_outside_decodes()
+        plan.list_departed()
+        rows = plan.listed
         if not (rows or stopped):
             return []
-        if plan.departed and len(rows) > 1:
-            rows = sorted(rows, key=lambda row: rank.get(row.request.id, 0))
         finished: list[Request] = []
         for number, (request, start, tokens, samples, drafts) in enumerate(rows):
             if request.ended and request.id not in self.leaving:
@@ -542,11 +539,11 @@ class SglangScheduler(Residents):
                 plan.sampled_rows -= samples and not request.pools
                 continue
             accepted = self.drafts.verify(plan, request, drafts) if drafts else 0  # type: ignore[union-attr]
-            beyond = drafts > 0 and accepted >= request.end_len - request.known
+            beyond = drafts > 0 and accepted >= request.true_len - request.known
             request.returned(tokens, samples, drafts, accepted)
             if not samples:
                 continue
-            if request.known == request.end_len or request.id in stopped or self.leaving.get(request.id):
+            if request.known == request.true_len or request.id in stopped or self.leaving.get(request.id):
                 kept = request.known - 1 + int(beyond) if self._drafts else min(request.computed, request.known)
                 self._finish(request, finished, kept)
             elif number < prompts:
@@ -577,7 +574,7 @@ class SglangScheduler(Residents):
             return 0
         if self.leaving or (self._queue.seen and not self._full):
             return 0
-        steps = decodes.steps_to_exit() - len(in_flight)
+        steps = decodes.true_steps_to_exit() - len(in_flight)
         if self._queue.seen and self._preemption is not None:
             steps = min(steps, self._queue.quiet_passes(self._pages) if self._preemption.stuck else 0)
         if self._queue.unseen:
@@ -591,7 +588,7 @@ class SglangScheduler(Residents):
 
     def skip(self, steps: int) -> list[Request]:
         decodes = self.decodes
-        last = steps == decodes.steps_to_exit()
+        last = steps == decodes.true_steps_to_exit()
         quiet = steps - last
         self._pages.take_for(decodes, quiet, lag=len(self._in_flight))
         decodes.skip(quiet)

@@ -124,7 +124,7 @@ class SteadyDecode:
         encoding = self._rules.encoding
         for request, _, _, samples, _ in plan.listed:
             arrived = request.arrived
-            if samples and request.unscheduled > 0 and not (arrived.structured or arrived.changes_logits):
+            if samples and request.true_unscheduled > 0 and not (arrived.structured or arrived.changes_logits):
                 if encoding is not None and encoding.cache.refers(request):
                     continue
                 del self._unsteady[request.id]
@@ -167,7 +167,7 @@ class SteadyDecode:
         # step by step, because `loading` must know of each full block
         if loading is not None and (loading.leaving or not pool.counts_only):
             return 0
-        steps = decodes.steps_to_exit() - len(in_flight)
+        steps = decodes.true_steps_to_exit() - len(in_flight)
         if rules.waiting and len(rules.running) < self._most_running:
             steps = self._steps_without_admission(steps)
         blocks = 0 if self._reserved else self._at_once
@@ -199,7 +199,7 @@ class SteadyDecode:
         Otherwise None is returned.
         """
         decodes = self._decodes
-        last = steps == decodes.steps_to_exit()
+        last = steps == decodes.true_steps_to_exit()
         quiet = steps - last
         self._pool.take_for(decodes, quiet, lag=len(self.in_flight))
         decodes.skip(quiet)

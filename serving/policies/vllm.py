@@ -601,7 +601,7 @@ class VllmScheduler(Residents):
             # otherwise planning has registered all full blocks
             if fresh and (plan.lag or drafts or self._hash_lookahead):
                 self.pool.register(request, request.computed - request.in_flight)
-            if samples and (request.known == request.end_len or request.id in stopped):
+            if samples and (request.known == request.true_len or request.id in stopped):
                 ended.append(request)
                 if encoding is not None:
                     encoding.cache.release(request)
@@ -614,7 +614,7 @@ class VllmScheduler(Residents):
         """Return how many of the `drafts` drafts of `request` the ended `plan` accepts."""
         accepted = self.drafts.verify(plan, request, drafts)  # type: ignore[union-attr]
         if self.service is not None:
-            self.service.sampled(request, min(accepted, request.end_len - request.known - 1))
+            self.service.sampled(request, min(accepted, request.true_len - request.known - 1))
         return accepted
 
     def _finish(self, plan: StepPlan, requests: list[Request]) -> list[Request]:

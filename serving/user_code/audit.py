@@ -9,7 +9,6 @@ intervals; the mean is a few recounted requests per step.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from operator import attrgetter
 from typing import Any, NoReturn
 from zlib import crc32
 
@@ -17,10 +16,9 @@ from tokentwin.serving.deployments.config import SchedulerConfig
 from tokentwin.serving.kv.blocks import blocks_for
 from tokentwin.serving.request import Request, Status
 from tokentwin.serving.scheduler import Scheduler
-from tokentwin.serving.step_plan import AGGREGATES, StepPlan
+from tokentwin.serving.step_plan import StepAmounts, StepPlan, amounts_of
 from tokentwin.serving.workload import PRIVATE, REQUEST_FIELDS, WorkloadRequest, as_it_is, what_changed
 
-_SUMS = (*AGGREGATES, "decode_squares", "draft_pairs", "masked_rows", "changed_rows", "scored_tokens")
 _COUNTED = 4  # mean number of requests per step whose KV is recounted
 _BITS = 1 << 20
 _LAST = 1 << 60  # no plan has this number
@@ -28,16 +26,16 @@ _LAST = 1 << 60  # no plan has this number
 _PROMPT_LEN, _OUTPUT_LEN, _MAX_TOKENS, _PRIORITY = map(
     REQUEST_FIELDS.index, ("prompt_len", "output_len", "max_tokens", "priority")
 )
-_sums_of = attrgetter(*_SUMS)
 
 Breach = Callable[..., NoReturn]
+_Fields = tuple[tuple[Any, ...], tuple[Any, ...]]
 
 
 class _Account:
     """The account of one request.
 
     Attributes:
-        came: values of the fields of `arrived`, such as the lengths, when the request came
+        came: values of the fields of `truth`, such as the lengths, and of `arrived`, when the request came
         start: number of tokens that were cached or loaded at the last admission
         computed: number of tokens with KV; for a member of the decode set, at the tick `joined`
         most: largest value that `computed` has had
@@ -48,14 +46,15 @@ class _Account:
 
     __slots__ = (
         "admitted", "arrived", "came", "computed", "joined", "last", "max_len", "most", "output_len", "prompt_len",
-        "request", "sampled", "start",
+        "request", "sampled", "start", "truth",
     )  # fmt: skip
 
-    def __init__(self, request: Request, came: tuple[Any, ...], outputs: int, limits: SchedulerConfig) -> None:
-        self.request, self.arrived, self.came = request, request.arrived, came
-        self.prompt_len = prompt_len = came[_PROMPT_LEN]
-        self.max_len = limits.full_length(prompt_len, max(came[_MAX_TOKENS] or 0, came[_OUTPUT_LEN]))
-        self.output_len = limits.full_length(prompt_len, came[_OUTPUT_LEN]) - prompt_len
+    def __init__(self, request: Request, came: _Fields, outputs: int, limits: SchedulerConfig) -> None:
+        self.request, self.arrived, self.truth, self.came = request, request.arrived, request.truth, came
+        truth = came[0]
+        self.prompt_len = prompt_len = truth[_PROMPT_LEN]
+        self.max_len = limits.full_length(prompt_len, max(truth[_MAX_TOKENS] or 0, truth[_OUTPUT_LEN]))
+        self.output_len = limits.full_length(prompt_len, truth[_OUTPUT_LEN]) - prompt_len
         self.start = self.computed = self.most = 0
         self.sampled = outputs
         self.joined = 0
@@ -89,14 +88,27 @@ class Audit:
 
     # Requests come and go
 
-    def added(self, request: Request, arrived: WorkloadRequest, came: tuple[Any, ...], outputs: int = 0) -> None:
-        """Open the account of `request`, which was made from `arrived`; `came` has the values of its fields then."""
-        if request.arrived is not arrived or request.id != arrived.id:
+    def added(
+        self,
+        request: Request,
+        arrived: WorkloadRequest,
+        view: WorkloadRequest,
+        came: _Fields,
+        outputs: int = 0,
+    ) -> None:
+        """Open the account of `request`, which was made from `view`, the part of `arrived` that a server knows.
+
+        `came` has the values of the fields of both when it arrived.
+        """
+        if request.arrived is not view or request.id != arrived.id:
             self._breach("requests", f"add() returned a request made of another than request {arrived.id}", request)
         account = _Account(request, came, outputs, self._limits)
         self._check_lengths(account)
         if request.status is Status.REJECTED:
             return
+        if account.max_len > self._limits.max_model_len:
+            what = f"is accepted with {account.max_len} tokens; the deployment's max_model_len is"
+            self._breach("budget", f"{what} {self._limits.max_model_len}", request)
         if request.computed or request.known != account.prompt_len + outputs:
             what = f"begins with {request.computed} tokens computed and {request.known} known"
             self._breach("requests", f"{what}; it has {account.prompt_len + outputs}", request)
@@ -123,7 +135,7 @@ class Audit:
             given = outputs if self._drafts else min(outputs, account.sampled)
             if outputs != owed or given != owed:
                 self._breach("requests", f"finishes with {given} output tokens; it has to get {owed}", request)
-            unforeseen = self._drafts or request.id in stopped or request.end_len < request.max_len
+            unforeseen = self._drafts or request.id in stopped or request.true_len < request.max_len
             if account.last > plan and not unforeseen:
                 self._breach("requests", f"finishes before step {account.last} has ended, which computes it", request)
             # `most`: `most` and not `computed`, because a preempted request loses computed tokens
@@ -144,15 +156,16 @@ class Audit:
         for name, is_now, was in (
             ("prompt_len", request.prompt_len, account.prompt_len),
             ("max_len", request.max_len, account.max_len),
-            ("end_len", request.end_len, account.prompt_len + account.output_len),
-            ("priority", request.priority, account.came[_PRIORITY]),
+            ("true_len", request.true_len, account.prompt_len + account.output_len),
+            ("priority", request.priority, account.came[0][_PRIORITY]),
         ):
             if is_now != was:
                 self._breach("requests", f"has {name} {is_now}; it came with {was}", request)
-        if request.arrived is not account.arrived:
+        if request.arrived is not account.arrived or request.truth is not account.truth:
             self._breach("requests", "has become another: `arrived` was replaced", request)
-        if as_it_is(account.arrived) != account.came:
-            self._breach("requests", what_changed(account.came, account.arrived), request)
+        for came, now in zip(account.came, (account.truth, account.arrived), strict=True):
+            if as_it_is(now) != came:
+                self._breach("requests", what_changed(came, now), request)
 
     # Plans
 
@@ -174,9 +187,9 @@ class Audit:
                 self._breach("rows", f"is padded with {padding}; rows and tokens of it must be 1 or more")
             listed.pad(padding)
         self._tick(plan, plan.decode_rows - listed.decode_rows, listed)
-        if (stated := _sums_of(plan)) != (counted := _sums_of(listed)):
+        if (stated := amounts_of(plan)) != (counted := amounts_of(listed)):
             index = next(index for index, one in enumerate(stated) if one != counted[index])
-            self._breach("sums", f"its {_SUMS[index]} is {stated[index]}; its rows have {counted[index]}")
+            self._breach("sums", f"its {StepAmounts._fields[index]} is {stated[index]}; its rows have {counted[index]}")
         for row in plan.listed:
             if row.request.decodes is not None:
                 self._join(self._accounts[row.request.id])

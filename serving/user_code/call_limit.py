@@ -1,222 +1,119 @@
-"""The time limit of calls to a user's own policy, router or cost model, which may raise anything or never return.
+"""Calls of a user's own policy, router, cost model or process, which is trusted but may fail, hang or leave threads.
 
-The wall clock is only used to end calls that hang, so no result depends on this clock. At each tick, a timer checks
-whether the present call is still the call of the previous tick. The timer runs until the call ends, or, in a run with
-many calls, until the run ends.
+An exception in a call becomes a `Fault`. In a process that is ours to end (`watch`), a call that does not return, or a
+thread that outlives the command, ends the process with one line. Elsewhere, as in a notebook, the user interrupts it.
+The wall clock is only used to end a process, so no result depends on it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from time import monotonic
-from types import FrameType
-from typing import Any, Literal
+from collections.abc import Callable
+from threading import Thread, get_ident
+from time import monotonic, sleep
+from typing import Any, NoReturn
 
 from tokentwin.serving.errors import UserError, raised
 
 CALL_LIMIT_S = 10.0
-_TICKS = 10  # ticks per CALL_LIMIT_S
 _LONGER = 6  # an import or a constructor, which may read much, has a limit that is longer by this factor
-_MOST_IGNORED = 3  # a call that goes on after this number of `Overtime`s is assumed never to end
+GRACE_S = 2.0  # time for threads to end after the command
 
-
-class Overtime(BaseException):
-    """The exception that is raised inside a call that takes too long; `except Exception` does not catch it."""
+_HANGS = "has not returned after"
+_hung: set[int] = set()  # threads that were interrupted
+own_code: list[str] = []  # names of what was found in a user's code in this process
+_calls: dict[int, tuple[Callable[..., Any], float, float]] = {}  # by thread: its present call, its start and its limit
 
 
 class Fault(Exception):
-    """The error of a call that failed or took too long; `__cause__` is the exception that it raised, if any."""
+    """The error of a call that failed or hangs; `__cause__` is the exception that it raised, if any."""
 
-    def __init__(self, rule: Literal["calls", "time"], what: str) -> None:
-        self.rule, self.what = rule, what
+    def __init__(self, what: str) -> None:
+        self.what = what
         super().__init__(what)
 
 
-class _Watch:
-    """The watch over the calls of one thread.
-
-    Attributes:
-        calls: number of calls begun plus number of calls ended; odd during a call
-        calls_at_tick: value of `calls` at the last tick
-        name: name of the present call
-        limits: time limit of the present call, as a multiple of CALL_LIMIT_S
-        ticks: number of ticks during the present call
-        overtimes: number of `Overtime`s raised during the present call
-        ticks_of_overtime: value of `ticks` at the last `Overtime`
-        timer: the running timer, which `close` stops; None if none runs
-        in_run: True if the timer goes on between calls
-        ends_s: time of the monotonic clock at which `time_limit` ends; None without such a limit
-        limit_s: length of that limit in seconds
-    """
-
-    def __init__(self) -> None:
-        self.limits = 1
-        self.calls = self.calls_at_tick = self.ticks = self.overtimes = self.ticks_of_overtime = 0
-        self.timer: ExitStack | None = None
-        self.in_run = False
-        self.name = ""
-        self.ends_s: float | None = None
-        self.limit_s = 0.0
-
-
-class _Threads(threading.local):
-    def __init__(self) -> None:
-        self.watch = _Watch()
-
-
-_threads = _Threads()
-
-
-def limited(call: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-    """Return what `call` returns; raise `Fault` if it fails or takes too long.
+def limited(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what `call` returns; raise `Fault` if it fails.
 
     UserError and KeyboardInterrupt pass unchanged. A call may take at most `CALL_LIMIT_S` seconds. Calls within a call
     are part of that call.
     """
-    return _limited(1, call, *arguments, **settings)
+    return _limited(CALL_LIMIT_S, call, arguments, {})
 
 
 def limited_longer(call: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
     """Call an import or a constructor in the way of `limited`, but with a longer time limit."""
-    return _limited(_LONGER, call, *arguments, **settings)
+    return _limited(_LONGER * CALL_LIMIT_S, call, arguments, settings)
 
 
-def _limited(limits: int, call: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-    watch = _threads.watch
-    if watch.calls % 2:
+def _limited(limit_s: float, call: Callable[..., Any], arguments: tuple[Any, ...], settings: dict[str, Any]) -> Any:
+    thread = get_ident()
+    if thread in _calls:
         return call(*arguments, **settings)
-    if watch.timer is None:
-        watch.timer = _ticking(watch)
-    watch.limits = limits
-    watch.name = getattr(call, "__name__", "a call").lstrip("_")
-    watch.calls += 1
+    _calls[thread] = call, monotonic(), limit_s
     try:
-        try:
-            if watch.ends_s is not None and monotonic() >= watch.ends_s:
-                raise Overtime
-            return call(*arguments, **settings)
-        except (UserError, KeyboardInterrupt, Overtime):
-            raise
-        except BaseException as error:
-            raise Fault("calls", f"raised {raised(error)}") from error
-    except Overtime:
-        watch.calls += 1  # from here on the timer raises no `Overtime`
-        raise Fault("time", _overtime(watch)) from None
+        return call(*arguments, **settings)
+    except UserError:
+        raise
+    except KeyboardInterrupt:
+        if thread in _hung:
+            raise Fault(f"{_name(call)}() {_HANGS} {limit_s:g} s, the limit of one call") from None
+        raise
+    except BaseException as error:
+        raise Fault(f"raised {raised(error)}") from error
     finally:
-        watch.calls += watch.calls % 2
-        if not watch.in_run:
-            _stop(watch)
+        del _calls[thread]
 
 
-@contextmanager
-def watching() -> Iterator[None]:
-    """Keep one timer running for all calls of this thread in this context."""
-    watch = _threads.watch
-    before, watch.in_run = watch.in_run, True
-    try:
-        yield
-    finally:
-        watch.in_run = before
-        if not before:
-            _stop(watch)
+def watch(tell: Callable[[UserError], object]) -> None:
+    """Watch the calls of this process from now on. When one hangs, `tell` gets the error, and the process ends."""
+    Thread(target=_watch, args=(tell,), daemon=True).start()
 
 
-@contextmanager
-def time_limit(limit_s: float) -> Iterator[None]:
-    """Limit all calls of this thread together to `limit_s` seconds. The call that exceeds the limit raises `Fault`."""
-    watch = _threads.watch
-    watch.ends_s, watch.limit_s = monotonic() + limit_s, limit_s
-    try:
-        yield
-    finally:
-        watch.ends_s = None
+def _watch(tell: Callable[[UserError], object]) -> NoReturn:
+    main = threading.main_thread().ident or 0
+    while True:
+        sleep(CALL_LIMIT_S / 10)
+        for thread, (call, since, limit_s) in list(_calls.items()):
+            if monotonic() - since <= limit_s:
+                continue
+            if thread == main and thread not in _hung:
+                _hung.add(thread)
+                signal.pthread_kill(thread, signal.SIGINT)  # so that files that are half-written are removed
+                sleep(GRACE_S)
+            if _calls.get(thread, (None, 0.0))[1] == since:
+                tell(UserError("call", f"{_name(call)}()", f"{_HANGS} {limit_s:g} s, the limit of one call"))
+                os._exit(2)
 
 
-def _overtime(watch: _Watch) -> str:
-    if watch.ends_s is not None and monotonic() >= watch.ends_s:
-        return f"{watch.name}() was under way after {watch.limit_s:g} s, the limit of all calls together"
-    return f"{watch.name}() has not returned after {CALL_LIMIT_S * watch.limits:g} s, the limit of one call"
+def _name(call: Callable[..., Any]) -> str:
+    return getattr(call, "__name__", "a call").lstrip("_")
 
 
-def _is_over(watch: _Watch) -> bool:
-    """Return whether this tick has to raise `Overtime` in the present call, at most once in `_TICKS` ticks.
-
-    A second `Overtime` right after the first could hit the code after the call.
-    """
-    if watch.calls % 2 == 0:
-        return False
-    if watch.calls != watch.calls_at_tick:
-        watch.calls_at_tick = watch.calls
-        watch.ticks = watch.overtimes = 0
-        watch.ticks_of_overtime = -_TICKS
-    watch.ticks += 1
-    late = watch.ticks > _TICKS * watch.limits or (watch.ends_s is not None and monotonic() >= watch.ends_s)
-    if not late or watch.ticks - watch.ticks_of_overtime < _TICKS:
-        return False
-    watch.ticks_of_overtime = watch.ticks
-    watch.overtimes += 1
-    return True
+def print_error(error: UserError) -> None:
+    """Print the error on stderr, even if the thread that hangs holds a lock of Python's streams."""
+    os.write(2, f"tokentwin: {error}\n".encode(errors="backslashreplace"))
 
 
-def _leave(watch: _Watch) -> None:
-    """End the process with status 2, because nothing else ends the call."""
-    line = UserError("call", f"{watch.name}()", "catches what would end it after its limit; let it return")
-    os.write(2, f"tokentwin: {line}\n".encode())
+def end_threads() -> None:
+    """End this process with status 2, after a while, if threads of a user's code keep it from ending."""
+    if own_code and lasting_threads():
+        sys.stdout.flush()
+        Thread(target=_end, daemon=True).start()
+
+
+def _end() -> NoReturn:
+    sleep(GRACE_S)
+    print_error(UserError("thread", lasting_threads(), "of your code does not end; join it, or make it a daemon"))
     os._exit(2)
 
 
-def _stop(watch: _Watch) -> None:
-    timer, watch.timer = watch.timer, None
-    if timer is not None:
-        timer.close()
-
-
-def _ticking(watch: _Watch) -> ExitStack:
-    with ExitStack() as stack:
-        in_main = threading.current_thread() is threading.main_thread()
-        stack.enter_context(_by_signal(watch) if in_main else _by_thread(watch))
-        return stack.pop_all()
-    raise AssertionError
-
-
-@contextmanager
-def _by_signal(watch: _Watch) -> Iterator[None]:
-    """Run a timer by a signal in the main thread; the signal also wakes the thread from a sleep."""
-
-    def tick(number: int, frame: FrameType | None) -> None:
-        if _is_over(watch):
-            if watch.overtimes > _MOST_IGNORED:
-                _leave(watch)
-            raise Overtime
-
-    before = signal.signal(signal.SIGALRM, tick)
-    signal.setitimer(signal.ITIMER_REAL, CALL_LIMIT_S / _TICKS, CALL_LIMIT_S / _TICKS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
-
-
-@contextmanager
-def _by_thread(watch: _Watch) -> Iterator[None]:
-    """Run a timer in another thread. The watched thread gets the exception when it next runs Python code."""
-    watched, over = threading.get_ident(), threading.Event()
-
-    def look() -> None:
-        while not over.wait(CALL_LIMIT_S / _TICKS):
-            if _is_over(watch):
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(watched), ctypes.py_object(Overtime))
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+def lasting_threads() -> str:
+    """Return which threads Python waits for at the end of the process: a name, and how many more; empty if none."""
+    others = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
+    first, *more = [thread.name for thread in others if not thread.daemon] or [""]
+    return f"{first} and {len(more)} more" if more else first

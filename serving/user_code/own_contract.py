@@ -1,8 +1,8 @@
-"""The whole contract, for a user's own policy, which is not trusted.
+"""The whole contract, for a user's own policy, which may have mistakes.
 
 In addition to the limits, it checks three things: every row of a plan belongs to one live request and agrees with that
 request, a separate account of the requests agrees with the policy (`audit.py`), and a promise of steady steps can be
-kept. If the policy raises an exception or does not return, the user gets a one-line error.
+kept. If the policy raises an exception, the user gets a one-line error.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from tokentwin.serving.contract import Contract
 from tokentwin.serving.deployments.config import SchedulerConfig
 from tokentwin.serving.errors import UserError, shown
 from tokentwin.serving.kv.external import ExternalKv
+from tokentwin.serving.predictions import predicted_tokens
 from tokentwin.serving.request import Request
 from tokentwin.serving.scheduler import POLICIES, Scheduler
 from tokentwin.serving.step_plan import StepPlan
@@ -44,11 +45,11 @@ class OwnContract(Contract):
         self._eligible: dict[int, int] = {}  # by request id: first plan that may compute its next token
 
     def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of `call`. An exception, or a call that takes too long, is a breach."""
+        """Return the result of `call`. An exception is a breach."""
         try:
             return limited(call, *arguments)
         except Fault as fault:
-            self.breach(fault.rule, fault.what, _request_at_hand(fault.__cause__))
+            self.breach("calls", fault.what, _request_at_hand(fault.__cause__))
 
     # Plans
 
@@ -131,8 +132,8 @@ class OwnContract(Contract):
             rows = len(decodes.members)
             if not 0 < rows <= self._most_tokens or rows != running:
                 self.breach("promises", f"promises {steps} steady steps of {rows} decodes; {running} requests run")
-            if steps > decodes.steps_to_exit():
-                self.breach("promises", f"promises {steps} steady steps; one ends in {decodes.steps_to_exit()}")
+            if steps > decodes.true_steps_to_exit():
+                self.breach("promises", f"promises {steps} steady steps; one ends in {decodes.true_steps_to_exit()}")
             blocks, free = self.scheduler.pool.net_blocks(decodes, steps), self.scheduler.pool.free
             if blocks > free:
                 self.breach("promises", f"promises {steps} steady steps; they take {blocks} KV blocks, {free} are free")
@@ -153,12 +154,17 @@ class OwnContract(Contract):
         return self._add(arrived, self._external.add, outputs)
 
     def _add(self, arrived: WorkloadRequest, call: Callable[..., Any], outputs: int) -> Request:
-        came = as_it_is(arrived)
-        request = self._call(call, arrived, outputs) if outputs else self._call(call, arrived)
+        error, seed = self.limits.sjf_error, self.limits.sjf_seed
+        predicted = predicted_tokens(arrived.output_len, error, seed, arrived.id) if error else None
+        view = arrived.server_view(predicted)
+        came = as_it_is(arrived), as_it_is(view)
+        request = self._call(call, view, outputs) if outputs else self._call(call, view)
         if not isinstance(request, Request):
             self.breach("calls", f"add() returned {shown(request)} for request {arrived.id}, which is no Request")
         self._close_accounts()
-        self._audit.added(request, arrived, came, outputs)
+        if view is not arrived and request.arrived is view:
+            request.hide(arrived)
+        self._audit.added(request, arrived, view, came, outputs)
         return request
 
     def abort(self, id: int) -> Request | None:

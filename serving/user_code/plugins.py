@@ -6,29 +6,25 @@ of the other kinds are named in the same way. Paths are relative to the working 
 nowhere else are looked for there, too. `located` makes such a name absolute when it is read, so that a job or a worker
 that runs in another directory finds the same file.
 
-A user's policy or router must not replace functions of tokentwin. All functions are checked when a user's file is
-imported; the functions of the simulator and of cost models are also checked in each run. Other changes that a user's
-code makes to our objects are not detected, because it runs in the same process.
+A user's code is trusted: it runs in our process, and what it does to our functions is not detected.
 """
 
 from __future__ import annotations
 
-import ctypes
 import sys
-import threading
-from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from hashlib import blake2b
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from threading import Thread
-from types import FrameType, FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
-from tokentwin.serving.errors import OURS, UserError
-from tokentwin.serving.user_code.call_limit import Fault, limited_longer
+from pydantic import BaseModel
+
+from tokentwin.serving.errors import UserError, shown
+from tokentwin.serving.user_code.call_limit import Fault, limited_longer, own_code
 
 _USERS = "user_module_"  # prefix of the names of modules that are loaded from a user's file
 
@@ -86,7 +82,8 @@ def _installed(kind: str) -> dict[str, str]:
 def find_object(kind: str, name: str, known: dict[str, str]) -> Any:
     """Return the object called `name`. Raises UserError if there is no such name, file, module or object."""
     place, _, class_name = check_name(kind, name, known).rpartition(":")
-    ours = our_functions() if name not in known and _module_name(place) not in sys.modules else {}
+    if name not in known:
+        own_code.append(name)
     try:
         module = limited_longer(_import, place)
         there = limited_longer(hasattr, module, class_name)
@@ -101,24 +98,35 @@ def find_object(kind: str, name: str, known: dict[str, str]) -> Any:
         else:
             remedy = f"cannot be imported: {fault.what.removeprefix('raised ')}"
         raise UserError(kind, name, remedy) from None
-    if replaces := replaced(ours):
-        raise UserError(
-            kind, name, f"replaces {replaces}, which is tokentwin's, when it is imported; leave it as it is"
-        )
-    if user_threads():
-        end_user_threads()
-        raise UserError(kind, name, "starts a thread when it is imported, which does not end; start none, or a daemon")
     if not there:
         raise UserError(kind, name, f"{'file' if place.endswith('.py') else 'module'} {place} has no {class_name}")
     return getattr(module, class_name)
 
 
 def make(kind: str, name: str, named: Any, *arguments: Any, **settings: Any) -> Any:
-    """Return an object of `named`, the class called `name`. Raises UserError if its constructor fails or hangs."""
+    """Return an object of `named`, the class called `name`, made with copies of `arguments` that are settings.
+
+    Raises UserError if the constructor fails, hangs, or writes to settings.
+    """
+    copies = [one.model_copy(deep=True) if isinstance(one, BaseModel) else one for one in arguments]
     try:
-        return limited_longer(named, *arguments, **settings)
+        made = limited_longer(named, *copies, **settings)
     except Fault as fault:
         raise UserError(kind, name, f"cannot be made: {fault.what.removeprefix('raised ')}") from fault.__cause__
+    for copy, stated in zip(copies, arguments, strict=True):
+        if isinstance(stated, BaseModel) and (field := _written(copy, stated)):
+            raise UserError(kind, name, f"writes to its settings: {field}; settings are the deployment's to state")
+    return made
+
+
+def _written(copy: BaseModel, stated: BaseModel) -> str:
+    """Return the first field of `copy` that differs from `stated`, with both values; empty if none does."""
+    for name, value in stated:
+        now = getattr(copy, name, None)
+        if now != value:
+            inner = _written(now, value) if isinstance(value, BaseModel) and isinstance(now, BaseModel) else ""
+            return f"{name}.{inner}" if inner else f"{name} {shown(now)} instead of {shown(value)}"
+    return ""
 
 
 def _import(place: str) -> ModuleType:
@@ -156,89 +164,6 @@ def _module_in(file: Path) -> ModuleType:
     return module
 
 
-def user_threads() -> list[Thread]:
-    """Return the threads that run code of a user's file and that Python would wait for at exit."""
-    frames = sys._current_frames()
-    others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
-    return [thread for thread in others if not thread.daemon and _runs_users(frames.get(thread.ident or 0))]
-
-
-def _runs_users(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if str(frame.f_globals.get("__name__")).startswith(_USERS):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def end_user_threads() -> bool:
-    """End the threads of `user_threads`; return whether all have ended. A thread inside C code cannot be ended."""
-    threads = user_threads()
-    for thread in threads:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
-    for thread in threads:
-        thread.join(1.0)
-    return not any(thread.is_alive() for thread in threads)
-
-
 def loading() -> str:
     """Return the path of the user's file that is being loaded; empty if none is."""
     return _LOADING.get()
-
-
-class Replaced(UserError):
-    """The error for user's code, called `names`, that has replaced our function `what`."""
-
-    def __init__(self, names: str, what: str) -> None:
-        super().__init__("policy or router", names, f"replaces {what}, which is tokentwin's; leave it as it is")
-
-
-Functions = dict[tuple[Any, str], object]
-"""Functions by their owner (a class or a module) and their name in it."""
-
-
-def our_functions() -> Functions:
-    """Return the functions of all our imported modules and of their classes."""
-    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in OURS]
-    return dict(_functions([*modules, *(one for module in modules for one in vars(module).values() if _is_ours(one))]))
-
-
-def functions_of(objects: Iterable[object]) -> Functions:
-    """Return the functions of the classes of `objects` and of their attributes, down to attributes of attributes."""
-    kinds: dict[type, None] = {}
-    objects = list(objects)
-    for _ in range(3):
-        kinds.update((kind, None) for one in objects for kind in type(one).__mro__ if _is_ours(kind))
-        objects = [value for one in objects if _is_ours(type(one)) for value in getattr(one, "__dict__", {}).values()]
-    return dict(_functions(kinds))
-
-
-def replaced(before: Functions) -> str:
-    """Return the name of a function that has been replaced since `before`; empty if there is none."""
-    for (owner, name), does in before.items():
-        if _does(vars(owner).get(name)) is not does:
-            return (
-                f"{owner.__module__}.{owner.__name__}.{name}" if isinstance(owner, type) else f"{owner.__name__}.{name}"
-            )
-    return ""
-
-
-def _is_ours(value: object) -> bool:
-    return isinstance(value, type) and str(value.__module__).partition(".")[0] in OURS
-
-
-def _functions(owners: Iterable[Any]) -> Iterator[tuple[tuple[Any, str], object]]:
-    for owner in owners:
-        if "_is_protocol" not in vars(owner):  # Python itself changes the methods of protocols
-            for name, value in list(vars(owner).items()):
-                if (does := _does(value)) is not None:
-                    yield (owner, name), does
-
-
-def _does(value: Any) -> object:
-    kind = type(value)
-    if kind is property:
-        value = value.fget
-    elif kind is staticmethod or kind is classmethod:
-        value = value.__func__
-    return value.__code__ if type(value) is FunctionType else None

@@ -1,12 +1,14 @@
 """Recordings of vLLM's or SGLang's own scheduler: a workload, a linear cost, and its decisions on a virtual clock.
 
-The tables here list every field that a recording may have, and what it means for our scheduler. A recording with any
-other field is refused, because it could not be reproduced. A recording may also state how much KV of each request can
-be loaded from outside the engine, and how long loads take; `RecordedConnector` loads it.
+The tables here list every field of `config` and `requests` that a recording may have, and what it means for our
+scheduler. A recording with any other is refused, because it could not be reproduced. Unknown columns of `steps` and
+`results`, such as KV events, change no decision and are not compared. A recording may also state how much KV of each
+request can be loaded from outside the engine, and how long loads take; `RecordedConnector` loads it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +89,7 @@ class RecordedConnector:
 
 
 _LARGEST_BYTES = 1 << 30
+_WORD = re.compile(r"[-_ ]")
 
 
 def _drafting(drafts: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -123,6 +126,7 @@ _CONFIG: dict[str, Callable[[Any], dict[str, Any]]] = {
     "v2": lambda runs: {},  # vLLM's V2 model runner, which stages need in the overlapped loop
     "connector": lambda connector: {},  # see `_outside`
     "encoder": _encoding,  # tokens that a step may encode, and size of the encoder cache
+    "kv_events_config": lambda events: {},  # whether the engine tells others what is cached
 }
 
 # Keys of each row of `requests`, with functions of value and row that return fields of a `WorkloadRequest`.
@@ -143,11 +147,9 @@ _REQUEST: dict[str, Callable[[Any, Mapping[str, Any]], dict[str, Any]]] = {
     "ext_fails": lambda fails, row: {},  # see `_outside`
 }
 
-# Keys of each row of `steps` and `results`: those that are compared, and those that follow from them.
-_STEP = {"t", "dt", "n", "pre", "s", "enc"}
-_STEP_NOT_COMPARED = {"drafts", "got", "waste"}
-_RESULT = {"id", "first_token_ns", "finish_ns", "prefix_hit_tokens", "tokens"}
-_RESULT_NOT_COMPARED = {"finish"}
+# Keys of each row of `steps` and `results` that are compared
+_STEP = ("t", "dt", "n", "pre", "s", "enc", "drafts", "got", "waste")
+_RESULT = ("id", "first_token_ns", "finish_ns", "prefix_hit_tokens", "tokens", "finish")
 
 
 class RecordedStages(TokenCost):
@@ -175,17 +177,26 @@ class RecordedStages(TokenCost):
 class OracleRecording:
     """A recording of `engine`, vLLM or SGLang. `steps`, and `results` by request id, have the fields that are compared.
 
-    `outside` is None if there was no KV connector. All requests have left at `ends_ns`. Steps that end later are left
-    out: they were planned for a request that stopped early, accepted more drafts than it needed, or was cancelled. A
-    plan that preempts and schedules nothing is not a step.
+    All requests have left at `ends_ns`. Steps that end later are left out: they were planned for a request that stopped
+    early, accepted more drafts than it needed, or was cancelled. A plan that preempts and schedules nothing is not a
+    step.
+
+    Attributes:
+        feature: engine, and what the recording is about: by default the first word of its name
+        outside: None if there was no KV connector
+        columns: names of the columns of `steps`
+        not_compared: names of other columns of steps and results
     """
 
     name: str
+    feature: str
     deployment: Deployment
     cost: TokenCost
     workload: Workload
     steps: list[dict[str, Any]]
     results: dict[int, dict[str, Any]]
+    columns: Collection[str]
+    not_compared: Collection[str]
     ends_ns: int
     outside: Outside | None
     engine: str
@@ -200,11 +211,8 @@ def read_oracle_recording(path: Path, policy: str | None) -> OracleRecording:
     engine = "SGLang" if "sglang" in recording else "vLLM"
     try:
         empty = [key for key in ("requests", "steps", "results") if not isinstance(recording[key], list)]
-        for key, known in (
-            ("requests", _REQUEST), ("steps", _STEP | _STEP_NOT_COMPARED), ("results", _RESULT | _RESULT_NOT_COMPARED),
-        ):  # fmt: skip
-            for number, row in enumerate(recording[key]):
-                _refuse_unknown(row, known, f"{path}: {key}[{number}]")
+        for number, row in enumerate(recording["requests"]):
+            _refuse_unknown(row, _REQUEST, f"{path}: requests[{number}]")
         config = recording["config"]
         _refuse_unknown(config, _CONFIG.keys() | SchedulerConfig.model_fields.keys(), f"{path}: config")
         settings: dict[str, Any] = {"cut_at_max_model_len": True}  # as vLLM's scheduler does
@@ -218,19 +226,28 @@ def read_oracle_recording(path: Path, policy: str | None) -> OracleRecording:
         outside = _outside(config.get("connector"), recording["requests"], f"{path}: config.connector")
         workload = _workload(recording["requests"])
         results = {row["id"]: {name: row[name] for name in row if name in _RESULT} for row in recording["results"]}
+        if len(results) < len(recording["results"]) or results.keys() - {one.id for one in workload.requests}:
+            remedy = "is not an oracle recording: a request has two results, or a result has no request"
+            raise UserError("recording", str(path), remedy)
         empty += [key for key in ("requests", "steps", "results") if not recording[key]]
         if empty:
             raise UserError("recording", str(path), f"is not an oracle recording: it has no {', '.join(empty)}")
         ends_ns = max(row["finish_ns"] for row in recording["results"])
+        recorded = {name for step in recording["steps"] for name in step}
+        columns = [name for name in _STEP if name in recorded]
         steps = [
-            {**{name: value for name, value in step.items() if name in _STEP}, "pre": sorted(step["pre"])}
+            {name: sorted(step["pre"]) if name == "pre" else step.get(name, []) for name in columns}
             for step in recording["steps"]
             if step["n"] and step.get("s", step["t"]) + step["dt"] <= ends_ns
         ]
+        more = (recorded - {*_STEP}) | ({name for row in recording["results"] for name in row} - {*_RESULT})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError("recording", str(path), f"is not an oracle recording: {error!r}") from None
-    name = recording.get("name") or path.name.split(".")[0]
-    return OracleRecording(name, deployment, cost, workload, steps, results, ends_ns, outside, engine)
+    name = str(recording.get("name") or path.name.split(".")[0])
+    feature = f"{engine} {recording.get('feature') or _WORD.split(name)[0]}"
+    return OracleRecording(
+        name, feature, deployment, cost, workload, steps, results, columns, sorted(more), ends_ns, outside, engine
+    )
 
 
 def _refuse_unknown(row: Mapping[str, Any], known: Collection[str], where: str) -> None:

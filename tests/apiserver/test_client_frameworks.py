@@ -42,7 +42,7 @@ from openai import OpenAI
 class Person(BaseModel):
     name: str
     age: int
-for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON):
     client = instructor.from_openai(OpenAI(base_url=URL, api_key="-"), mode=mode)
     asked = [{"role": "user", "content": "Who?"}]
     person = client.chat.completions.create(model=MODEL, messages=asked, response_model=Person, max_retries=0)

@@ -105,7 +105,13 @@ def test_containers_start_the_command_with_options_that_it_has():
     for arguments in (command, container["args"]):
         asked = serve.make_context("serve", [*entry[2:], *arguments]).params
         assert asked["twin"] and asked["host"] == "0.0.0.0" and asked["port"] is None
-    assert all(re.search(r":\d+\.\d+\.\d+", base) for base in re.findall(r"^FROM (\S+)", text, re.MULTILINE))
+    (base,) = re.findall(r"^ARG BASE=(\S+)", text, re.MULTILINE)
+    assert re.search(r":\d+\.\d+\.\d+|@sha256:[0-9a-f]{64}", base)
+    assert re.findall(r"^FROM (\S+)", text, re.MULTILINE) == ["${BASE}"] * 2
+    pod = documents[0]["spec"]["template"]["spec"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/tmp"]
+    assert container["volumeMounts"][0]["name"] == pod["volumes"][0]["name"]
     assert (
         int(re.search(r"^USER (.*)$", text, re.MULTILINE)[1]) > 0
     )  # Kubernetes checks only a number with runAsNonRoot

@@ -10,12 +10,10 @@ import pytest
 from tests.apiserver.served import TWIN, serving
 from tokentwin.apiserver.messages import Add, Output
 from tokentwin.apiserver.openai_api.delivery import at_intervals
-from tokentwin.apiserver.openai_api.refusal import Refusal
-from tokentwin.apiserver.openai_api.response_store import ResponseStore
 from tokentwin.apiserver.twin import AnswerLengths
 
 WORDS = [{"role": "user", "content": "Hello"}]
-MORE = ("--enable-prompt-tokens-details", "--stored-responses", 20)
+MORE = ("--enable-prompt-tokens-details",)
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
 
@@ -309,7 +307,7 @@ def test_the_best_answers_of_several(server):
     assert [choice["index"] for choice in answered["choices"]] == [0, 1]
     assert answered["usage"]["completion_tokens"] == 12 and answered["choices"][0]["logprobs"] is None
     greedy = server.complete(best_of=2, temperature=0)
-    many = server.complete(best_of=128, prompt=["a"] * 40)
+    many = server.complete(best_of=128, prompt=["a"] * 90)
     for refused in (server.complete(best_of=1, n=2), server.complete(best_of=2, stream=True), greedy, many):
         assert refused.status == 400 and refused.error["param"] == "best_of"
 
@@ -384,39 +382,6 @@ def test_responses_are_chats_in_another_form(server):
 
 
 RESULT = {"type": "function_call_output", "output": "rain"}
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_response_is_continued_by_its_id_as_if_the_client_had_sent_it_again(server, stream):
-    first = {"input": "Hello", "instructions": "Be brief.", "max_output_tokens": 5, "stream": stream}
-    answered = server.ask("POST", "/v1/responses", first, X_Request_Id=f"kept-{stream}")
-    assert answered.status == 200
-    stored = server.ask("GET", f"/v1/responses/kept-{stream}").document
-    assert stored["status"] == "incomplete" and (stream or stored == answered.document)
-    asked = {"max_output_tokens": 5, "instructions": "Be long."}
-    again = [{"role": "user", "content": "Hello"}, *stored["output"], {"role": "user", "content": "And?"}]
-    whole = server.ask("POST", "/v1/responses", {**asked, "input": again, "store": False}, X_Request_Id="gone").document
-    short = {**asked, "input": "And?", "previous_response_id": stored["id"]}
-    continued = server.ask("POST", "/v1/responses", short).document
-    assert continued["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
-    assert (continued["previous_response_id"], continued["store"], whole["store"]) == (stored["id"], True, False)
-    assert server.ask("POST", f"/v1/responses/{stored['id']}/cancel", {}).status == 400
-    for method, path, body in (
-        ("GET", "/v1/responses/gone", None),
-        ("POST", "/v1/responses", {**short, "previous_response_id": "gone"}),
-        ("POST", "/v1/responses/gone/cancel", {}),
-    ):
-        refused = server.ask(method, path, body)
-        assert refused.status == 404 and refused.error["param"] == "response_id"
-
-
-def test_the_oldest_responses_are_dropped_first():
-    store = ResponseStore(2)
-    for id in ("a", "b", "a", "c"):
-        store.keep([], {"id": id, "output": []})
-    assert store.get("a") and store.get("c")
-    with pytest.raises(Refusal, match="'b'"):
-        store.get("b")
 
 
 @pytest.mark.parametrize(
@@ -539,13 +504,81 @@ def test_embeddings_have_length_1_and_one_for_each_input(server):
         ({"input": ""}, "input"),
         ({"input": []}, "input"),
         ({"input": [999_999]}, "input"),
-        ({"input": "a", "dimensions": 8}, "dimensions"),
+        ({"input": "a", "dimensions": 4097}, "dimensions"),
         ({"input": "a", "encoding_format": "int"}, "body.encoding_format"),
         ({"input": "a", "model": "other"}, "model"),
+        ({"input": ["a"] * 5000}, "input"),
     ],
 )
 def test_embeddings_that_cannot_be_made_are_refused_by_field(server, body, param):
     assert server.ask("POST", "/v1/embeddings", body).error["param"] == param
+
+
+def test_fewer_dimensions_have_length_1_too(server):
+    (one,) = server.ask("POST", "/v1/embeddings", {"input": "a", "dimensions": 8}).document["data"]
+    assert len(one["embedding"]) == 8 and sum(number * number for number in one["embedding"]) == pytest.approx(1)
+
+
+IGNORED = ({"detokenize": False}, {"include_reasoning": False}, {"vllm_xargs": {"a": 1}}, {"mm_processor_kwargs": {}})
+
+
+@pytest.mark.parametrize("more", IGNORED, ids=str)
+def test_what_vllm_ignores_changes_nothing(server, more):
+    for ask in (server.complete, server.chat):
+        asked = {"temperature": 0, "max_tokens": 5}
+        assert ask(**asked, **more).document["choices"] == ask(**asked).document["choices"]
+
+
+def test_prompts_share_cached_blocks_only_under_one_salt(server):
+    def cached(**salt):
+        usage = server.complete(prompt=[7, 9] * 40, max_tokens=1, **salt).document["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"]
+
+    salts = ("one", "one", "two", "two", None, None)
+    assert [cached(**({"cache_salt": salt} if salt else {})) for salt in salts] == [0, 64, 0, 64, 0, 64]
+    assert server.complete(cache_salt="").error["param"] == "cache_salt"
+
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"json_object": True}},
+        {"guided_json": PERSON},
+        {"guided_json": json.dumps(PERSON), "guided_regex": None},
+    ],
+    ids=lambda form: next(iter(form)),
+)
+def test_json_of_a_twin_follows_the_schema_that_its_prompt_describes(server, form):
+    pytest.importorskip("llguidance")
+    said = (
+        f"Answer {{exactly}} with JSON of this schema:\n\n{json.dumps(PERSON, indent=2)}\n\nnot the {{schema}} itself"
+    )
+    chat = server.ask(
+        "POST", "/v1/chat/completions", {"messages": [{"role": "system", "content": said}, *WORDS], **form}
+    )
+    for text in (chat.choice["message"]["content"], server.complete(prompt=said, max_tokens=90, **form).choice["text"]):
+        person = json.loads(text)
+        assert isinstance(person["name"], str) and isinstance(person["age"], int)
+
+
+def test_a_constraint_in_two_spellings_is_refused(server):
+    refused = server.chat(guided_regex="a", structured_outputs={"regex": "a"})
+    assert "guided_regex" in refused.error["message"]
+
+
+def test_responses_drop_the_beginning_of_a_conversation_that_is_too_long(server):
+    asked = {"input": "bada " * 200_000, "max_output_tokens": 4}
+    assert server.ask("POST", "/v1/responses", asked).status == 400
+    answered = server.ask("POST", "/v1/responses", {**asked, "truncation": "auto"}).document
+    assert answered["truncation"] == "auto" and answered["usage"]["total_tokens"] <= 131_072
 
 
 def test_the_vocabulary_is_the_models_own(server):

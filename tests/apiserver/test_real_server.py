@@ -127,17 +127,6 @@ def test_answers_are_those_of_transformers(real: Real, client: openai.OpenAI) ->
     assert message.content == real.texts.decode(real.continued(real.texts.chat(WORDS), 24))
 
 
-def test_beams_are_those_of_transformers(real: Real, client: openai.OpenAI) -> None:
-    prompt = real.texts.encode("Hello there", special=True)
-    how = {"num_beams": 3, "num_return_sequences": 3, "min_new_tokens": 8, "max_new_tokens": 8, "do_sample": False}
-    wanted = real.oracle.generate(torch.tensor([prompt]), **how)[:, len(prompt) :].tolist()
-    asked = {**GREEDY, "n": 3, "max_tokens": 8, "extra_body": {"ignore_eos": True, "use_beam_search": True}}
-    answer = client.completions.create(prompt="Hello there", logprobs=1, **asked)
-    assert [choice.text for choice in answer.choices] == list(map(real.texts.decode, wanted))
-    totals = [sum(choice.logprobs.token_logprobs) for choice in answer.choices]
-    assert totals == sorted(totals, reverse=True) and answer.usage.completion_tokens == 24
-
-
 def test_streams_say_the_same(real: Real, client: openai.OpenAI) -> None:
     wanted = real.texts.decode(real.continued(real.texts.chat(WORDS), 40))
     asked = {**GREEDY, "messages": WORDS, "max_tokens": 40}

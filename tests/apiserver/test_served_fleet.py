@@ -87,7 +87,6 @@ def test_accidents_have_their_while_their_share_and_their_replica() -> None:
         (["--kv-events", '{"endpoint": "tcp://127.0.0.1:1", "topic": "{pod}"}'], "may contain {replica}, {port} and"),
         (["--ports-per-replica", "--router", "random"], "leave one out"),
         (["--failures", '{"refusals": [{"status": 600}]}'], "failures.refusals.0.status: 600"),
-        (["--stored-responses", "1", "--api-workers", "2"], "1: works only with one of api_workers"),
         (["--tokenizer", "no-such/tokenizer"], "tokenizer: 'no-such/tokenizer': has no tokenizer.json"),
         (["--failures", '{"refusals": [{"replica": 1}]}'], "replica needs ports_per_replica"),
         (["--failures", '{"crashes": [{"at_s": 1, "pool": "west"}]}'], "west"),

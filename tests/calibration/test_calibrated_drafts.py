@@ -25,7 +25,8 @@ from tokentwin.calibration.steps.features import (
 from tokentwin.calibration.steps.fit import fit, predict
 from tokentwin.calibration.steps.step_cost import Calibration, StepCost
 from tokentwin.cli import cli
-from tokentwin.planning.costs import base_deployment, priced
+from tokentwin.planning.costs import priced
+from tokentwin.planning.resolution import base_deployment
 from tokentwin.serving.cost_model import padded
 from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
 from tokentwin.serving.errors import UserError

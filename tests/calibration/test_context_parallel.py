@@ -23,7 +23,7 @@ from tokentwin.serving.step_plan import StepPlan
 
 def engine(model: str, gpu: str, tp: int = 1, **more: Any) -> Deployment:
     stated = parse(Deployment, {"model": model, "device": "cuda", "tensor_parallel_size": tp, **more}, "engine")
-    return with_states(find_model(model), with_engine_defaults(stated, find_gpu(gpu)))
+    return with_states(find_model(model), with_engine_defaults(stated, find_gpu(gpu))[0])
 
 
 def pieces(group: int, groups: int, tokens: int) -> list[range]:

@@ -19,7 +19,7 @@ from tokentwin.serving.deployments.model_catalogue import find_model
 
 def deployment(model: str, gpu: str, tp: int = 1, **more: Any) -> Deployment:
     stated = {"model": model, "device": "cuda", "tensor_parallel_size": tp, **more}
-    return with_engine_defaults(parse(Deployment, stated, "engine"), find_gpu(gpu))
+    return with_engine_defaults(parse(Deployment, stated, "engine"), find_gpu(gpu))[0]
 
 
 def reaches(gpu: str, stated: Deployment) -> tuple[float, float]:

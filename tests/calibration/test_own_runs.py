@@ -19,7 +19,8 @@ from tokentwin.calibration.validation.external.next_run import next_run
 from tokentwin.calibration.validation.external.own_runs import learnt_from_runs
 from tokentwin.calibration.validation.external.predicted_run import PredictedRun, predicted_run, taught
 from tokentwin.cli import cli
-from tokentwin.planning.costs import calibration_in, priced
+from tokentwin.planning.costs import priced
+from tokentwin.planning.resolution import calibration_in
 from tokentwin.serving.deployments.config import Deployment
 from tokentwin.serving.errors import UserError
 from tokentwin.serving.step_plan import StepPlan

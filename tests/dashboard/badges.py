@@ -26,6 +26,11 @@ def badges(app):
     return [_at(blocks) for blocks in _plots([app.main])]
 
 
+def heading_levels(app):
+    """Return the level of each heading of a page, in order."""
+    return [int(leaf.tag[1:]) for leaf in _leaves(app.main) if leaf.type in ("title", "header", "subheader")]
+
+
 def _plots(blocks):
     """Return the blocks around each plot, the outermost first."""
     for child in blocks[-1].children.values():
@@ -38,7 +43,7 @@ def _plots(blocks):
 def _at(blocks):
     for block in reversed(blocks):
         leaves = list(_leaves(block))
-        helps = [getattr(leaf.proto, "help", "") for leaf in leaves if leaf.type in ("markdown", "subheader")]
+        helps = [getattr(leaf.proto, "help", "") for leaf in leaves if leaf.type in ("markdown", "header")]
         matches = [match for help in helps if (match := _BADGE.search(help.split("\n\n")[-1]))]
         if matches:
             plots = sum(leaf.type == "plotly_chart" for leaf in leaves)

@@ -8,17 +8,18 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-CHROMIUM = Path("/usr/bin/chromium")
+CHROMIUM = Path(os.environ.get("TOKENTWIN_CHROMIUM", "/usr/bin/chromium"))
+_REMEDY = f"apt-get install chromium, or name one in $TOKENTWIN_CHROMIUM (there is no {CHROMIUM})"
 NEEDED = [
     pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
+    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"needs chromium: {_REMEDY}"),
 ]
 QUIET = [
     "--no-sandbox",
@@ -40,6 +41,12 @@ still.replaceSync('*, ::before, ::after { animation-duration: 0s !important; ani
 document.adoptedStyleSheets = [still]"""
 BACKGROUNDS = {"light": "rgb(255, 255, 255)", "dark": "rgb(17, 21, 28)"}
 FAULTS = re.compile(r"Traceback|Error:|Exception|has encountered an error", re.IGNORECASE)
+
+
+def skipped_without_it(reports: Sequence[pytest.TestReport]) -> str:
+    """Return the line that says how many browser tests were skipped, and why; empty if chromium is there."""
+    count = 0 if CHROMIUM.exists() else sum("browser" in report.keywords for report in reports)
+    return f"NO PAGE WAS TESTED: {count} browser tests need chromium: {_REMEDY}" if count else ""
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ WIDTH = 1280
 SHOTS = {  # how many plots there are to wait for, and the height in pixels
     "plan": ("", 5, 1140),
     "policy-lab": ("policy-lab", 4, 1575),
-    "trust": ("trust", 3, 985),
+    "trust": ("trust", 3, 1360),
 }
 
 

@@ -1,6 +1,7 @@
 """Every page has one badge, and every plot states its trust level on hover, by the data that it shows."""
 
 import shutil
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ pytest.importorskip("streamlit")
 
 from streamlit.testing.v1 import AppTest
 
-from tests.dashboard.badges import badges, page_badges
+from tests.dashboard.badges import badges, heading_levels, page_badges
 from tests.dashboard.pages import opened
 from tests.dashboard.samples import plan_example, report, toy_run
 from tests.traces.notes import add_notes
@@ -37,7 +38,7 @@ from tokentwin.traces.recording import Recording
 
 PAGES = {
     "plan": ("plan", {}, 6),
-    "frontier": ("frontier", {}, 2),
+    "frontier": ("plan", {"show": "fleets"}, 2),
     "policy lab": ("policy_lab", {}, 4),
     "recordings": ("policy_lab", {"compare": "recordings"}, 4),
     "requests": ("run", {}, 6),
@@ -53,12 +54,14 @@ PAGES = {
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_plot_has_a_badge(tmp_path, name):
+def test_every_plot_has_a_badge_and_headings_skip_no_level(tmp_path, name):
     page, url, least = PAGES[name]
     app = opened(page, tmp_path, **url)
     assert not app.exception and not app.error
     assert len(badges(app)) >= least
     assert len(page_badges(app)) == 1 and len(page_badges(app)[0].reason) > len(":gray[:small[]]")
+    levels = heading_levels(app)
+    assert levels[0] == 1 and all(after <= before + 1 for before, after in pairwise(levels)), levels
 
 
 def test_every_plot_of_a_calibration_and_of_a_step_has_a_badge(tmp_path):

@@ -224,7 +224,7 @@ def test_a_run_has_a_download_of_every_format(tmp_path):
     ("page", "labels"),
     [
         ("sweeps", ["Parquet", "CSV", "Report"]),
-        ("frontier", ["Parquet", "CSV", "Report", "JSON"]),
+        ("plan", ["Parquet", "CSV", "Report", "JSON"]),
         ("trust", ["Parquet of rows", "Parquet of steps", "CSV of rows", "CSV of steps", "Report"]),
     ],
 )

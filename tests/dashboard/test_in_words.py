@@ -1,5 +1,8 @@
 """A figure in words, for those who cannot see it."""
 
+import pickle
+
+import numpy as np
 import plotly.graph_objects as go
 import pytest
 
@@ -22,3 +25,12 @@ def test_bars_that_lie_are_read_from_their_names_and_an_empty_figure_says_why():
     bars(figure, [1.5, 2], ["A<br>B", "C"], "cost", "#000000", None, orientation="h")
     assert in_words(figure) == "cost: A B 1.5, C 2."
     assert in_words(empty("No request finished", 100)) == "No request finished"
+
+
+def test_a_cached_figure_says_the_same():
+    """Plotly has an array of a copied figure as bytes."""
+    figure = go.Figure()
+    line(figure, np.arange(3), np.array([20.0, 12000, 300]), "p99", "#000000", None)
+    figure.add_heatmap(x=np.arange(3), y=np.arange(2), z=np.arange(6.0).reshape(2, 3))
+    cached = pickle.loads(pickle.dumps(figure))
+    assert in_words(cached) == in_words(figure) and "6 values from 0 to 5" in in_words(cached)

@@ -252,14 +252,14 @@ def test_what_is_changed_is_in_the_link_and_a_link_is_the_same_question(tmp_path
     app.selectbox(key="url_b").set_value("edf")
     app.number_input(key="url_req_s").set_value(7.5)
     app.run()
-    app.number_input(key="url_a_sarathi_token_budget").set_value(512.0)
+    app.number_input(key="url_a_sarathi_token_budget").set_value(256.0)
     app.number_input(key="url_b_max_num_seqs").set_value(32.0)
     app.number_input(key="url_b_replicas").set_value(3)
     app.text_input(key="url_b_deadlines").set_value("chat=250")
     app.run()
     app.selectbox(key="url_b_router").set_value("least-tokens").run()
     request = CompareRequest.model_validate(asked(app, started))
-    assert request.a.settings == {"policy": "sarathi", "sarathi_token_budget": 512}
+    assert request.a.settings == {"policy": "sarathi", "sarathi_token_budget": 256}
     assert request.b.settings == {"policy": "edf", "max_num_seqs": 32, "edf_ttft_ms": {"chat": 250.0}}
     assert (request.b.replicas, request.b.router) == (3, "least-tokens")
     assert asked(lab(tmp_path, **app.query_params), started) == request.as_json()

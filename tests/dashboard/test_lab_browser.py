@@ -40,7 +40,7 @@ def test_a_pasted_deployment_is_read_and_its_mistake_shown_in_a_line(server, pag
     text.fill("model: Llama-3.1-8B\npolicy: os:system")
     text.press("Control+Enter")
     page.get_by_text("deployment.policy: 'os:system'").wait_for()
-    text.fill("model: Llama-3.1-8B\ndevice: cuda\npolicy: edf")
+    text.fill("model: Llama-3.1-8B\ndevice: cuda\npolicy: fair")
     text.press("Control+Enter")
     page.get_by_role("button", name="Compare").wait_for()
     page.wait_for_url("**b_yaml=**")

@@ -165,7 +165,7 @@ _links = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.parametrize("page", sorted({page for page, _ in PAGES.values()} | {"frontier"}))
+@pytest.mark.parametrize("page", sorted({page for page, _ in PAGES.values()}))
 @settings(examples(0.02), phases=[Phase.generate])
 @given(link=_links)
 def test_no_link_breaks_a_page(page: str, samples: Path, link: dict[str, Any]) -> None:

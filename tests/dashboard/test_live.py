@@ -4,13 +4,18 @@ import math
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tokentwin.apiserver.families import of_an_engine
 from tokentwin.dashboard.live_page.charts import latencies, latency_rows, over_time, waterfall
 from tokentwin.dashboard.live_page.server import Server
-from tokentwin.dashboard.live_page.snapshot import Snapshot, quantile_ms, tokens_per_second
+from tokentwin.dashboard.live_page.snapshot import Quantile, Snapshot, quantile, tokens_per_second
+from tokentwin.planning.exports.vllm_buckets import TTFT_S
 from tokentwin.serving.errors import UserError
 
 
@@ -40,16 +45,17 @@ def test_what_happened_between_two_scrapes_is_of_all_replicas() -> None:
     history = [server.step(("0", 9.0, 5)), server.step(("0", 0.15, 10), ("1", 0.15, 30)), server.step()]
     assert history[-1].replicas == ["0", "1"]
     assert tokens_per_second(history) == ([2.0, 3.0], [40.0, 0.0])
-    assert quantile_ms(*history[:2], "time_to_first_token_seconds", 0.5) == pytest.approx(150)
-    assert math.isnan(quantile_ms(*history[1:], "time_to_first_token_seconds", 0.5))
+    assert quantile(*history[:2], "time_to_first_token_seconds", 0.5) == Quantile(200, "at most")
+    assert quantile(*history[1:], "time_to_first_token_seconds", 0.5) is None
     assert len(over_time(history).data) == 2 * 3 + 1
     ttft, _, itl, _ = latency_rows(history)  # two requests within 0.1 to 0.2 s
-    assert ttft == {"latency": "TTFT", "values": "2", "p50": "150 ms", "p90": "190 ms", "p99": "199 ms"}
-    assert itl == {"latency": "ITL", "values": "0", "p50": "", "p90": "", "p99": ""}
+    most = "at most 200 ms"
+    assert ttft == {"latency": "TTFT", "values": "2", "mean": "150 ms", "p50": most, "p90": most, "p99": most}
+    assert itl == {"latency": "ITL", "values": "0", "mean": "", "p50": "", "p90": "", "p99": ""}
     late = [*history, server.step(("0", 9.0, 1))]
     assert latency_rows(late)[0]["p99"] == "over 400 ms"
     drawn = latencies(late, {"ttft_ms": {300.0: "SLO p99"}})  # only TTFT has values
-    assert {trace.name: trace.y[0] for trace in drawn.data} == pytest.approx({"p50": 150, "p99": 199})
+    assert {(trace.y[0], trace.text[0]) for trace in drawn.data} == {(200, f"p{at} {most}") for at in (50, 99)}
     (bound,), (label,) = drawn.layout.shapes, drawn.layout.annotations
     assert (bound.y0, bound.y1, label.text) == (300, 300, "SLO p99")
     assert latencies(history[:1], {}) is None
@@ -60,7 +66,32 @@ def test_a_server_that_was_started_again_counts_anew() -> None:
     before = server.step(("0", 0.1, 50))
     after = Scraped().step(("0", 0.1, 3))
     assert tokens_per_second([before, Snapshot(2.0, after.values, after.buckets)]) == ([], [])
-    assert math.isnan(quantile_ms(before, Scraped().step(), "time_to_first_token_seconds", 0.5))
+    assert quantile(before, Scraped().step(), "time_to_first_token_seconds", 0.5) is None
+
+
+@given(st.lists(st.floats(0.0011, 9.0), min_size=1, max_size=50), st.sampled_from((0.5, 0.9, 0.99)))
+def test_a_quantile_is_near_on_our_server_and_a_bound_on_others(values: list[float], share: float) -> None:
+    """Oracle: the quantile of the values themselves."""
+    truth = 1e3 * float(np.quantile(values, share, method="inverted_cdf"))
+    name = "vllm:time_to_first_token_seconds"
+    ours = next(family.bounds for family in of_an_engine(1000, 0) if family.name == name)
+    for bounds, fine in ((ours, True), (TTFT_S, False)):
+        registry = CollectorRegistry()
+        seen = Histogram(name, "", buckets=bounds, registry=registry)
+
+        def scraped(seconds: float, registry: CollectorRegistry = registry) -> Snapshot:
+            text = generate_latest(registry).decode()
+            return Snapshot.from_families(seconds, text_string_to_metric_families(text))
+
+        before = scraped(0)
+        for value in values:
+            seen.observe(value)
+        said = quantile(before, scraped(1), name.removeprefix("vllm:"), share)
+        assert said is not None
+        if said.how == "at most":
+            assert not fine and said.ms >= truth * (1 - 1e-9)
+        else:
+            assert not said.how and abs(said.ms / truth - 1) <= (0.16 if fine else 0.2)
 
 
 def test_a_request_under_way_is_drawn_as_far_as_it_is_known() -> None:

@@ -1,11 +1,14 @@
-"""What only a browser shows: contrast in both themes, numbers out of range, a lost server."""
+"""What only a browser shows: what axe finds in both themes, the bar, numbers out of range, a lost server."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+pytest.importorskip("streamlit")
+
 from tests.dashboard.browser import NEEDED, dashboard, in_scheme, settle, without_plots
+from tokentwin.dashboard.pages import PAGES as dashboard_pages
 
 pytestmark = NEEDED
 OF_STREAMLIT = "[data-testid=stToolbar], [data-testid=stFileUploaderDropzone], [data-testid=stDataFrame]"
@@ -17,32 +20,53 @@ def axe_source() -> str:
     return next(Path(axe.__file__).parent.rglob("axe.min.js")).read_text()
 
 
-@pytest.mark.deep  # 7 pages in two themes take a minute
-def test_text_has_enough_contrast_in_both_themes(server, page):
-    source, faults = axe_source(), []
-    for name in ("plan", "frontier?plan=example", "policy-lab", "run?run=real-1", "trust", "step", "sweeps"):
+PAGES = [name.replace("_", "-") for name in dashboard_pages]
+VIEWS = [  # with what is folded, or is not there at first
+    "plan?show=fleets", "plan?spares=3", "policy-lab?compare=recordings", "run?run=real-1", "run?run=real-1&view=steps",
+    "run?run=real-1&view=diagnosis", "run?run=real-1&view=metrics", "trust?view=steps", "trust?view=domain",
+    "trust?view=engines", "trust?asked_gpu=A100-80G", "sweeps?kind=table", "calibration?calibration=calibration",
+]  # fmt: skip
+
+
+@pytest.mark.deep  # every page in two themes takes some minutes
+def test_axe_has_nothing_to_say_of_any_page_in_both_themes(server, page):
+    source, faults = axe_source(), set()
+    for name in (*PAGES, *VIEWS):
         page.goto(f"{server}/{name}")
-        page.locator("h1").wait_for()
+        page.locator("h1").first.wait_for()
         settle(page)
+        page.evaluate("document.querySelectorAll('[data-testid=stMain] details').forEach(one => one.open = true)")
         for scheme in ("light", "dark"):
             in_scheme(page, scheme)
             settle(page)
             page.evaluate(source)
             for _ in range(5):  # colours of the other theme fade for a moment
-                if not (nodes := too_faint(page)):
+                if not (found := violations(page)):
                     break
                 page.wait_for_timeout(1000)
-            faults += [(name, scheme, node["html"][:120], node["failureSummary"]) for node in nodes]
-    assert not faults, faults
+            faults |= {(name, scheme, *fault) for fault in found}
+    assert not faults, "\n".join(map(str, sorted(faults)))
 
 
-def too_faint(page: Any) -> list[dict[str, Any]]:
-    """Return what axe says of each text whose contrast is below 4.5:1."""
-    checked = page.evaluate(
-        "of => axe.run({exclude: of.split(', ')}, {runOnly: ['color-contrast'], resultTypes: ['violations']})",
-        OF_STREAMLIT,
-    )
-    return [node for fault in checked["violations"] for node in fault["nodes"]]
+def violations(page: Any) -> list[tuple[str, str, str]]:
+    """Return the rule, the element and the reason of each fault that axe finds."""
+    checked = page.evaluate("of => axe.run({exclude: of.split(', ')}, {resultTypes: ['violations']})", OF_STREAMLIT)
+    return [
+        (fault["id"], node["html"][:120], node["failureSummary"])
+        for fault in checked["violations"]
+        for node in fault["nodes"]
+    ]
+
+
+def test_the_bar_marks_the_open_page_and_enter_takes_one_option(server, page):
+    page = without_plots(page)
+    page.goto(f"{server}/plan?gpus=H100")
+    page.locator("[data-testid=stTopNavLink][aria-current=page]", has_text="Plan").wait_for()
+    gpus = page.locator("[data-testid=stMultiSelect]", has_text="GPUs").locator("input")
+    gpus.fill("A100")
+    page.get_by_role("option", name="A100-40G", exact=True).wait_for()
+    gpus.press("Enter")
+    page.wait_for_url("**gpus=H100%2CA100-40G")
 
 
 def test_a_number_out_of_its_range_stops_the_button(server, page):

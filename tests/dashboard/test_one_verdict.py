@@ -8,21 +8,24 @@ import pytest
 
 pytest.importorskip("streamlit")
 
-from tests.dashboard.pages import charts, opened, shown
+from tests.dashboard.pages import charts, opened, parameter, shown
 from tests.dashboard.samples import plan_example
 from tokentwin.calibration.trust import VALIDATED
 from tokentwin.calibration.validation.evidence import MOST_MEDIAN_PCT, trust_in_recording, trust_in_report
 from tokentwin.calibration.validation.report import load_report
-from tokentwin.dashboard.bundled import DEMO, DEMO_ON_VLLM
+from tokentwin.dashboard.bundled import DEMO, DEMO_ON_VLLM, EXTERNAL_SAMPLE
 from tokentwin.dashboard.plan_page import words
 from tokentwin.dashboard.plan_page.inputs import plan_request
 from tokentwin.dashboard.plan_page.tasks import COARSE, PLAN
-from tokentwin.dashboard.planned import Planned
 from tokentwin.dashboard.policy_lab_page.inputs import b_as_a
 from tokentwin.dashboard.run_page.slo_lines import _verdicts
+from tokentwin.dashboard.trust_page.own_question import judged, questions
+from tokentwin.dashboard.trust_page.results import load_external
 from tokentwin.planning.jobs.files import write_json
 from tokentwin.planning.jobs.job import Job, Status
-from tokentwin.planning.plan.document import PlanDocument
+from tokentwin.planning.plan.document import PlanDocument, percent
+from tokentwin.planning.plan.frontier import Fleet
+from tokentwin.planning.plan.mixed_fleet import MixedFleet
 from tokentwin.planning.plan.objectives import parse_objectives
 from tokentwin.serving.answers.figures import shown_change, shown_share, shown_time
 from tokentwin.serving.deployments.gpu_spec import find_gpu
@@ -48,8 +51,8 @@ def test_the_attainment_of_a_fleet_is_one_number_with_its_band_on_plan_and_front
     assert one.startswith(shown_share(best.attainment, 1)) and one == best.choices.recommended.attained
     below = next(choice for choice in best.choices.existing if choice.replicas == best.replicas - 1)
     assert answer.why_not_fewer and answer.why_not_fewer.endswith(f"attainment {below.attained}")
-    for page in ("plan", "frontier"):
-        assert f"{one} of the requests" in shown(opened(page, tmp_path, plan="example"))
+    for view in ("fleet", "fleets"):
+        assert f"{one} of the requests" in shown(opened("plan", tmp_path, plan="example", show=view))
 
 
 def test_the_verdict_on_an_slo_names_the_main_figure_if_unfinished_requests_make_another() -> None:
@@ -61,6 +64,9 @@ def test_the_verdict_on_an_slo_names_the_main_figure_if_unfinished_requests_make
         (verdict,) = _verdicts(metrics, objectives)
         assert verdict.startswith("ttft_ms p99<=1000 holds (597 ms") and main in verdict
         assert ("among finished" in verdict) == (last != "finished") == (main == "596 ms")
+
+
+PLANNED_MODEL = "Llama-3.1-70B"
 
 
 def answered(runs: Path, **changes: object) -> Job:
@@ -120,18 +126,33 @@ def test_another_price_is_answered_at_once(tmp_path: Path, started: list[Job]) -
     assert not started
 
 
-def test_the_fleet_is_shown_as_soon_as_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = plan_request().model_copy(update={"spares": 1}).as_json()
-    job = Job(tmp_path / "jobs", PLAN, settings)
-    job.directory.mkdir(parents=True)
+@pytest.fixture
+def under_way(tmp_path: Path) -> Job:
+    """A plan with a router of its own whose fleet is final, while plots follow."""
+    job = answered(tmp_path, router="random")
+    (job.directory / "result.json").unlink()
     bare = {"by_rate": [], "by_replicas": [], "engine_curves": []}
     write_json(job.directory / COARSE, {"said": "2 GPUs", "answer": {**plan_example()["answer"], **bare}})
-    monkeypatch.setattr(Job, "status", property(lambda job: Status("running", "what each engine can do", 0.5, 20.0)))
-    app = opened("plan", tmp_path, spares="1")
-    plan = Planned(job.id, settings, PlanDocument.read(plan_example()["answer"]))
-    assert plan.answer.recommendation is not None
-    assert words.fleet_name(plan.answer.recommendation) in shown(app) and "Plots of other fleets" in shown(app)
+    return job
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["plots follow", "cancelled"])
+def test_a_final_fleet_stays_the_answer_whatever_becomes_of_its_plots(
+    tmp_path: Path, under_way: Job, ended: bool, monkeypatch: pytest.MonkeyPatch, started: list[Job]
+) -> None:
+    status = Status("cancelled") if ended else Status("running", "what each engine can do", 0.5, 20.0)
+    monkeypatch.setattr(Job, "status", property(lambda job: status if job.id == under_way.id else Status("absent")))
+    best = PlanDocument.read(plan_example()["answer"]).recommendation
+    assert best is not None
+    app = opened("plan", tmp_path, router="random")
+    assert words.fleet_name(best) in shown(app) and "Plots of other fleets" in shown(app)
     assert len(charts(app)) == 2  # of the numbers of replicas that are known, and of prices
+    assert ended == any(button.label == "Complete the plan" for button in app.button)
+    dearer = 2 * find_gpu("H100").usd_per_hour
+    said = shown(opened("plan", tmp_path, router="random", price=f"H100:{dearer:.10g},H200:50"))
+    assert f"{words.fleet_name(best)}, ${2 * best.usd_per_hour:,.2f}/h" in said and "There is no answer" not in said
+    assert f"for {PLANNED_MODEL} on H100" in shown(opened("trust", tmp_path, plan=under_way.id))
+    assert not started
 
 
 def test_a_number_out_of_its_range_stops_the_button(tmp_path: Path, started: list[Job]) -> None:
@@ -144,6 +165,53 @@ def test_a_number_out_of_its_range_stops_the_button(tmp_path: Path, started: lis
     (spares,) = [box for box in app.number_input if box.label == "Spare replicas"]
     spares.set_value(5).run()
     assert app.button(key="find") and not app.error
+
+
+def test_plan_and_trust_state_the_same_errors_of_the_same_runs(tmp_path: Path) -> None:
+    """Planted: a plan on a GPU with its own runs, and one whose fleet has two kinds of GPUs."""
+    content = plan_example()["answer"]
+    pools = [dict(content["runners_up"][0]), dict(content["recommendation"])]
+    mix = {"pools": [{name: pool[name] for name in Fleet.model_fields} for pool in pools], "gpus": 3, "attainment": 1}
+    mix |= {"usd_per_hour": 1.0, "change": -0.1, "holds": 0.9, "met": True}
+    name = MixedFleet.model_validate(mix).name
+    mixed = {**content, "mixes": [mix], "answer": f"{name} = 3 GPUs", "mixed": "It is cheaper."}
+    answered(tmp_path, router="random")
+    job = answered(tmp_path, spares=2)
+    write_json(job.directory / "result.json", mixed)
+    for link, plan, kinds in (({"router": "random"}, content, 1), ({"spares": "2"}, mixed, 2)):
+        asked = list(questions(PlanDocument.read(plan)))
+        page, verdicts = opened("plan", tmp_path, **link), [judged(it, load_external(EXTERNAL_SAMPLE)) for it in asked]
+        assert len(asked) == kinds and all(verdict.sentence in shown(page) for verdict in verdicts)
+        metrics = opened("trust", tmp_path, plan=parameter(page, "plan")).metric
+        stated = [(metric.label, metric.value) for metric in metrics]
+        expected = [figure for verdict in verdicts for figure in verdict.figures.items()]
+        assert stated[: len(expected)] == expected
+
+
+def test_a_fleet_keeps_the_slos_in_as_many_cases_wherever_it_is_named(tmp_path: Path) -> None:
+    """A fleet that breaks an SLO if steps are slow is not simply `met`."""
+    answer = PlanDocument.read(plan_example()["answer"])
+    for fleet, app in (("4 x TP4 H100", opened("plan", tmp_path, show="fleets")), ("3 x TP4 H100", None)):
+        app = app or opened("plan", tmp_path, show="fleets", fleet=fleet)
+        point = next(point for point in answer.points if f"{point.replicas} x {point.engine}" == fleet)
+        holds = answer.hold_probabilities[point.engine, point.replicas]
+        said = f"hold in {percent(holds)} of cases"
+        table = next(one.value for one in app.dataframe if "SLOs" in one.value.columns)
+        assert f"SLOs {said}" in shown(app) and f"The SLOs {said}" in shown(app) and said in set(table["SLOs"])
+    unknown = next(p for p in answer.points if p.met and (p.engine, p.replicas) not in answer.hold_probabilities)
+    assert words.slos_of(answer, unknown) == "hold in ≥ 90 % of cases"
+    assert words.slos_of(answer, unknown.model_copy(update={"met": False})) == "hold in < 90 % of cases"
+    never = unknown.model_copy(update={"met": False, "met_as_predicted": False})
+    assert words.slos_of(answer, never) == "broken"
+
+
+def test_a_link_with_a_question_opens_on_its_answer_alone(tmp_path: Path) -> None:
+    app = opened("trust", tmp_path, asked_gpu="MI300X")
+    asking = next(one for one in app.expander if one.label.startswith("Ask about"))
+    assert asking.proto.expanded and "There is no measured run on MI300X" in shown(app)
+    assert app.header[0].value.endswith(f", for {PLANNED_MODEL} on MI300X")
+    asking = next(one for one in opened("trust", tmp_path).expander if one.label.startswith("Ask about"))
+    assert not asking.proto.expanded
 
 
 def test_trust_is_asked_without_a_plan(tmp_path: Path) -> None:

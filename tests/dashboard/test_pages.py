@@ -16,6 +16,7 @@ from streamlit.testing.v1 import AppTest
 
 from tests.dashboard.pages import charts, opened, parameter, text
 from tests.dashboard.samples import one_line
+from tokentwin.commands.dashboard import dashboard
 from tokentwin.dashboard import library
 from tokentwin.serving.errors import UserError
 
@@ -130,7 +131,7 @@ def test_the_command_refuses_what_cannot_work(tmp_path):
             (["--port", port], "port"),
             (["--host", "no.such.host.invalid"], "host"),
         ):
-            result = CliRunner().invoke(tokentwin.dashboard, arguments)
+            result = CliRunner().invoke(dashboard, arguments)
             assert isinstance(result.exception, UserError) and result.exception.field == field
 
 
@@ -152,7 +153,7 @@ def test_help_does_not_import_streamlit():
 def test_a_step_is_explained_by_its_parts():
     app = step(model="Llama-3.1-70B", gpu="H200", tp="4", rows="32", prompts="1")
     assert not app.exception and not app.error
-    assert app.subheader[0].value.endswith(" ms")
+    assert app.header[0].value.endswith(" ms")
     assert any("-badge[" in m.value for m in app.markdown)
     table, life = app.dataframe
     assert {"qkv", "decode attention", "prefill attention", "all-reduce"} <= set(table.value["operation"])

@@ -3,7 +3,6 @@
 import fcntl
 import json
 import math
-import os
 import re
 import shlex
 import subprocess
@@ -21,7 +20,7 @@ pytest.importorskip("streamlit")
 
 from streamlit.testing.v1 import AppTest
 
-from tests.dashboard.pages import opened, parameter, shown
+from tests.dashboard.pages import opened, shown
 from tests.dashboard.samples import borne, one_line, plan_example
 from tests.dashboard.test_uploads import CONFIG, CSV
 from tests.planning.sweep_samples import calibrated
@@ -495,82 +494,31 @@ def test_a_folder_that_cannot_be_written_is_an_error_in_a_line(tmp_path: Path) -
 # Frontier
 
 
-def test_the_frontier_opens_on_the_bundled_plan(tmp_path: Path) -> None:
-    app = opened("frontier", tmp_path)
+def test_all_fleets_are_a_view_of_the_plan(tmp_path: Path) -> None:
+    app = opened("plan", tmp_path, show="fleets", fleet="99 x nothing")
     text, best = shown(app), plan_example()["answer"]["recommendation"]
     assert f"{len(plan_example()['answer']['points'])} fleets, each simulated" in text
-    assert f"**{best['replicas']} × {best['engine']}** :blue-badge[SLOs met]" in text
-    assert parameter(app, "plan") == "example", "the first plan of another server is another plan"
-    assert len(app.get("plotly_chart")) == 2
+    assert f"**{best['replicas']} × {best['engine']}** :blue-badge[SLOs hold in 97 % of cases]" in text
+    assert "simulate_fleet" not in [button.key for button in app.button]
 
 
 def test_a_fleet_of_the_link_can_be_simulated(tmp_path: Path, started: list[Job]) -> None:
     point = next(point for point in plan_example()["answer"]["points"] if not point["met"])
-    app = opened("frontier", tmp_path, fleet=f"{point['replicas']} x {point['engine']}")
-    assert "gray-badge[SLOs broken" in shown(app)
-    app.button(key="simulate").click().run()
+    app = opened("plan", tmp_path, show="fleets", fleet=f"{point['replicas']} x {point['engine']}")
+    assert "gray-badge[SLOs hold in 65 % of cases" in shown(app)
+    app.button(key="simulate_fleet").click().run()
     (job,) = started
     assert job.task == FLEET and job.settings["replicas"] == point["replicas"]
     assert job.settings["engine"] == point["engine"]
     leave(job, result={"level": "interpolated"})
     app.run()
-    assert "simulate" not in [button.key for button in app.button]
+    assert "simulate_fleet" not in [button.key for button in app.button]
 
 
-def test_plans_of_the_runs_directory_come_first(tmp_path: Path) -> None:
-    leave(unanswered(tmp_path), result={**plan_example()["answer"], "requests": 4321})
-    app = opened("frontier", tmp_path, fleet="99 x nothing")
-    assert "4,321 requests" in shown(app)
-    assert app.selectbox(key="url_plan").value == unanswered(tmp_path).id
-
-
-@pytest.mark.parametrize("result", [{}, 7, {**plan_example()["answer"], "points": [{}]}])
-def test_a_damaged_plan_is_one_line_beside_the_others(result: Any, tmp_path: Path) -> None:
-    leave(unanswered(tmp_path), result=result)
-    app = opened("frontier", tmp_path)
-    assert one_line(app).startswith("plan: 'jobs/") and one_line(app).endswith(
-        "is damaged; delete the file and plan again"
-    )
-    assert app.selectbox(key="url_plan").value == "example" and len(app.get("plotly_chart")) == 2
-
-
-def test_a_plan_without_any_fleet_is_passed_over_and_says_so_when_chosen(tmp_path: Path) -> None:
-    nothing = {
-        **plan_example()["answer"],
-        "recommendation": None,
-        "points": [],
-        "frontier": [],
-        "frontier_by_price": [],
-    }
-    leave(unanswered(tmp_path), result=nothing)
-    app = opened("frontier", tmp_path)
-    assert app.selectbox(key="url_plan").value == "example" and len(app.get("plotly_chart")) == 2
-    app.selectbox(key="url_plan").set_value(unanswered(tmp_path).id).run()
-    assert "no candidate can serve" in shown(app)
-
-
-def test_the_frontier_opens_on_the_plan_that_was_just_looked_at(tmp_path: Path) -> None:
-    for seconds, rate in enumerate("78"):
-        leave(unanswered(tmp_path, rate), result=plan_example()["answer"])
-        os.utime(unanswered(tmp_path, rate).directory / "request.json", (seconds, seconds))
-
-    def both(runs):
-        from pathlib import Path
-
-        import streamlit as st
-
-        from tokentwin.dashboard.frontier_page import page as frontier_page
-        from tokentwin.dashboard.plan_page import page as plan_page
-
-        plan_page.show(Path(runs)) if st.session_state.get("on", "plan") == "plan" else frontier_page.show(Path(runs))
-
-    app = AppTest.from_function(both, args=(str(tmp_path),), default_timeout=300)
-    app.query_params["rate"] = "7"
-    app.run()
-    app.session_state["on"] = "frontier"
-    app.query_params.clear()
-    app.run()
-    assert not app.exception and app.selectbox(key="url_plan").value == unanswered(tmp_path, "7").id
+def test_a_plan_without_any_fleet_says_so(tmp_path: Path) -> None:
+    nothing = {"recommendation": None, "points": [], "frontier": [], "frontier_by_price": []}
+    leave(unanswered(tmp_path), result=plan_example()["answer"] | nothing)
+    assert opened("plan", tmp_path, rate="7", show="fleets").title[0].value == "No fleet"
 
 
 def test_names_tell_plans_apart(tmp_path: Path) -> None:

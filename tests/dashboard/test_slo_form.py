@@ -16,7 +16,7 @@ _classes = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size
 
 @given(
     st.sampled_from(LATENCIES),
-    st.sampled_from(["p50", "p99", "p99.9", "p100", "by attainment"]),
+    st.sampled_from(["p50", "p99", "p99.9", "p100", "mean", "by attainment"]),
     st.floats(0.01, 1e6).map(lambda bound: float(f"{bound:.6g}")),
     st.one_of(st.just(""), _classes),
 )
@@ -31,6 +31,7 @@ def test_a_row_of_the_form_is_a_line_of_the_text(metric, percentile, bound, slo_
         ("TTFT p99 < 1s", Slo("ttft_ms", "p99", 1000.0)),
         ("attainment >= 0.995", Slo(ATTAINMENT, "", 99.5)),
         ("tpot<=50", Slo("tpot_ms", "by attainment", 50.0)),
+        ("TPOT mean<=50 for chat", Slo("tpot_ms", "mean", 50.0, "chat")),
         ("ttft_ms p99<=500 for Web chat", Slo("ttft_ms", "p99", 500.0, "Web chat")),
         ("ttft_ms p99>500", None),
         ("", None),

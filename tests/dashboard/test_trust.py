@@ -30,7 +30,7 @@ from tokentwin.dashboard.trust_page.results import (
     EXTERNAL,
     External,
     load_external,
-    median_error_pct,
+    median_errors_pct,
     newest_clients,
     newest_decisions,
 )
@@ -139,8 +139,7 @@ def test_real_runs_that_differ_too_much_tell_nothing(tmp_path, samples):
 
 def test_the_furthest_out_of_the_published_engines_is_named():
     published = load_external(EXTERNAL_SAMPLE)
-    errors = {(case.title, e) for case in published.cases for f in ("ttft_ms", "tpot_ms", "e2e_ms")
-              if (e := median_error_pct(case, f)) is not None}  # fmt: skip
+    errors = {(case.title, error) for case in published.cases for error in median_errors_pct(case.rows).values()}
     title, worst = max(errors, key=lambda pair: pair[1])
     detail = rungs(None, published)[3].detail
     assert f"Largest: {title}, " in detail and f"{worst:.1f} %" in detail
@@ -207,7 +206,7 @@ def test_both_verdicts_stand_side_by_side(tmp_path, samples):
     shown, count = text(app), len(content["rungs"]["run"]["rows"])
     assert f"within the noise of real runs blind, {count} of {count} with the machine's speed known" in shown
     assert all(figure in shown for figure in ("**4.0 %** or less blind, 0.7 %", "took 43 % of the engine's time"))
-    headings = [heading.value for heading in app.subheader]
+    headings = [heading.value for heading in app.header]
     assert headings.index("Error of the blind prediction") + 1 == headings.index("Error with the machine's speed known")
 
 
@@ -485,6 +484,7 @@ def test_trust_opens_on_the_question_of_the_plan_and_folds_the_ladder(samples):
     app = trust(samples)
     shown = text(app)
     question = "Partly, for Llama-3.1-70B on H100"  # published runs have weights in FP8, and state only means
-    assert question in shown and shown.index(question) < shown.index("TTFT p50 -3.1 % (floor 2.4 %)")
+    assert question in app.header[0].value and "TTFT p50 -3.1 % (floor 2.4 %)" in shown
+    assert "The simulator against a real run" in [heading.value for heading in app.header[1:]]
     ladder = next(expander for expander in app.expander if expander.label.startswith("Seven checks"))
     assert not ladder.proto.expanded and "called a rung" in ladder.caption[0].value

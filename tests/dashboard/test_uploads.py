@@ -56,6 +56,30 @@ def test_a_trace_is_kept_as_its_requests(tmp_path: Path, content: bytes) -> None
 
 
 @pytest.mark.usefixtures("read_here")
+def test_semicolons_and_decimal_commas_are_read_as_the_same_requests(tmp_path: Path) -> None:
+    """A spreadsheet writes these in many languages."""
+    lines = [("0.25", 10, 5, "a, b"), ("1.5", 20, 6, ""), ("2", 3000, 7, "c")]
+    named = ("arrival_s", "prompt_tokens", "output_tokens", "tenant")
+    for header, columns in (
+        (named, {}),
+        (("When", "In", "Out", "Who"), dict(zip(("timestamp", *named[1:]), ("When", "In", "Out", "Who"), strict=True))),
+    ):
+        kept = []
+        for between, point in ((",", "."), (";", ",")):
+            quoted = [(s.replace(".", point), p, o, f'"{who}"' if between in who else who) for s, p, o, who in lines]
+            text = "\n".join(between.join(map(str, row)) for row in (header, *quoted))
+            content = f"{text}\n".encode("utf-8-sig")
+            assert [list(row) for row in first_rows(content)] == [list(header)] * 3
+            path = trace_path(tmp_path, keep_trace(tmp_path, content, columns=columns))
+            assert path is not None
+            kept.append([replace(request, id=0) for request in read_workload(path).requests])
+        assert kept[0] == kept[1] and len(kept[0]) == 3
+    assert "has 2 cells, but the header has 3" in refused(
+        keep_trace, tmp_path, b"arrival_s;prompt_tokens;output_tokens\n0;10\n"
+    )
+
+
+@pytest.mark.usefixtures("read_here")
 def test_a_kept_trace_can_be_uploaded_again(tmp_path: Path) -> None:
     path = trace_path(tmp_path, keep_trace(tmp_path, CSV))
     assert path is not None

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.decisions import scoring
+from lab.decisions.__main__ import decisions as choose
 from lab.decisions.configurations import Configuration, Times
 from lab.decisions.own_rows import OwnRows
 from lab.decisions.page import markdown
@@ -22,7 +23,6 @@ from lab.decisions.scoring import answers, common_share, decided, summed_up
 from tests.budget import examples
 from tests.calibration.test_evidence import run as predicted_run
 from tokentwin.calibration.steps.evidence import bundled_evidence
-from tokentwin.commands.validate import validate
 from tokentwin.dashboard.trust_page.results import newest_decisions
 
 
@@ -195,8 +195,8 @@ def measured(tmp_path: Path) -> Path:
 
 def test_the_command_scores_what_is_described_and_counts_the_rest(measured: Path) -> None:
     result = CliRunner().invoke(
-        validate,
-        f"decisions --data {measured} --cases {measured}/cases --format json --write {measured}/page.md "
+        choose,
+        f"--data {measured} --cases {measured}/cases --format json --write {measured}/page.md "
         f"--out {measured}/runs/rung".split(),
         catch_exceptions=False,
     )

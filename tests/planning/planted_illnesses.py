@@ -13,10 +13,10 @@ import numpy as np
 
 from tokentwin.calibration.steps.observed import observed, pure
 from tokentwin.calibration.steps.operation_cost import HostTimes, OperationCost
-from tokentwin.planning.diagnose.baseline import Baseline
 from tokentwin.planning.diagnose.diagnosis import diagnose
 from tokentwin.planning.diagnose.document import DiagnosisDocument
 from tokentwin.planning.diagnose.evidence import Evidence
+from tokentwin.planning.diagnose.overload import drained_ns
 from tokentwin.planning.diagnose.symptoms import symptoms
 from tokentwin.planning.priced_scenario import PricedScenario, price_scenario
 from tokentwin.serving.deployments.config import Deployment
@@ -80,7 +80,7 @@ class Case:
         fleet = deployment.fleet is not None
         made = price_scenario(self._traffic(rng), None, self.gpu, deployment, None if fleet else self.replicas)
         if rate is None:
-            rate = self.load * self.requests / ((Baseline.drained_ns(made) or S) / S)
+            rate = self.load * self.requests / ((drained_ns(made) or S) / S)
         return at_rate(made, rate)
 
     def _traffic(self, rng: Rng) -> Workload:
@@ -181,11 +181,7 @@ def uneven_routing(rng: Rng) -> Any:
         return replace(scenario, workload=replace(scenario.workload, requests=made))
 
     even = alternating(case.scenario(np.random.default_rng(seed), 1.0))
-    rate = (
-        float(rng.uniform(0.6, 0.75))
-        * case.requests
-        / ((Baseline.drained_ns(replace(even, router="least-tokens")) or S) / S)
-    )
+    rate = float(rng.uniform(0.6, 0.75)) * case.requests / ((drained_ns(replace(even, router="least-tokens")) or S) / S)
     even = at_rate(even, rate)
     return replace(even, router="least-tokens"), even
 
@@ -225,7 +221,7 @@ def heavy_prompts(rng: Rng) -> Any:
     longer = int(rng.integers(8, 16))
     made = [replace(r, prompt=(("", min(longer * r.prompt_len, 7000)),)) for r in healthy.workload.requests]
     long = replace(healthy, workload=replace(healthy.workload, requests=made))
-    rate = float(rng.uniform(0.8, 0.95)) * len(made) / ((Baseline.drained_ns(long) or S) / S)
+    rate = float(rng.uniform(0.8, 0.95)) * len(made) / ((drained_ns(long) or S) / S)
     return at_rate(at_unit(healthy), rate), at_rate(at_unit(long), rate)
 
 
@@ -246,7 +242,7 @@ def _heavy(rng: Rng, least: float, most: float) -> Any:
     heavy = _any(rng, "Qwen3-32B", "Qwen2.5-32B", "Llama-3.1-70B")
     case = Case(heavy, gpu, settings={"quantization": "fp8"} if heavy == "Llama-3.1-70B" else None)
     ill = case.scenario(rng, 1.0)
-    rate = float(rng.uniform(least, most)) * case.requests / ((Baseline.drained_ns(ill) or S) / S)
+    rate = float(rng.uniform(least, most)) * case.requests / ((drained_ns(ill) or S) / S)
     return at_rate(at_unit(healthy), rate), replace(ill, workload=at_rate(at_unit(healthy), rate).workload)
 
 

@@ -28,7 +28,8 @@ from tokentwin.dashboard.html_reports.report import write_report
 from tokentwin.dashboard.plan_page.command import plan_command
 from tokentwin.dashboard.plan_page.tasks import plan as planned
 from tokentwin.dashboard.sweeps_page.charts import opening_view
-from tokentwin.dashboard.trust_page.results import error_line, load_external
+from tokentwin.dashboard.trust_page.own_question import judged, questions
+from tokentwin.dashboard.trust_page.results import load_external
 from tokentwin.planning.compare.document import ComparisonDocument, furthest_off
 from tokentwin.planning.diagnose.document import DiagnosisDocument
 from tokentwin.planning.exports.export import formats_of, write_export
@@ -292,8 +293,8 @@ def test_a_plans_report_says_the_answer_its_trust_and_how_to_serve_and_ask_it_ag
     assert answer["recommendation"]["trust"]["reason"][1:] in text
     assert answer["recommendation"]["vllm_serve"].split()[2] in text and "tokentwin plan traffic.yaml" in text
     assert escape(shown_share(answer["recommendation"]["attainment"], 1)) in text
-    gpu = answer["candidates"][answer["recommendation"]["engine"]]["gpu"]
-    assert error_line(load_external(EXTERNAL_SAMPLE), gpu) in text
+    (question,) = questions(PlanDocument.read(answer))
+    assert judged(question, load_external(EXTERNAL_SAMPLE)).sentence in text
     assert "Other candidates" in text and all(entry["engine"] in text for entry in answer["dearer"])
 
 

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -30,9 +33,10 @@ from tokentwin.realengine.offered_workload import SegmentTokens
 from tokentwin.serving.errors import UserError
 from tokentwin.serving.workload import PRIVATE, STOPPED, Workload, WorkloadRequest
 from tokentwin.traces.formats.parquet import write_parquet
+from tokentwin.traces.live_recording import entries
 from tokentwin.traces.metrics.client_view import matched
 from tokentwin.traces.metrics.run_metrics import SERVED_METRICS, RunMetrics
-from tokentwin.traces.recording import Recording
+from tokentwin.traces.recording import JOURNAL, Recording
 
 MS = 1_000_000
 TIMES = (
@@ -110,6 +114,39 @@ def test_a_turn_follows_its_answer_and_quotes_it(benched: Benched) -> None:
             assert served["prefix_hit_tokens"] == known // 16 * 16
 
 
+def test_a_killed_client_loses_no_answer(tmp_path: Path) -> None:
+    requests = [WorkloadRequest(at, 20 * MS * at, ((PRIVATE, 30),), 3 if at < 40 else 500) for at in range(60)]
+    write_parquet(Workload(requests, "killed"), tmp_path / "trace.parquet")
+    out = tmp_path / "client"
+    with serving(tmp_path, *TWIN) as server:
+        command = [
+            sys.executable,
+            "-m",
+            "tokentwin",
+            "bench",
+            tmp_path / "trace.parquet",
+            "--url",
+            server.url,
+            "-o",
+            out,
+        ]
+        process = subprocess.Popen([*map(str, command)], stderr=subprocess.DEVNULL)
+        while sum(kind == "request" for kind, _ in (entries(out / JOURNAL) if (out / JOURNAL).exists() else ())) < 5:
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.kill()
+        process.wait(60)
+    noted = list(entries(out / JOURNAL))
+    again = tokentwin("bench", tmp_path / "trace.parquet", "--url", "http://127.0.0.1:9", "-o", out)
+    assert again.returncode == 2 and "contains a recording; replace it with --force" in again.stderr
+    recording = Recording.load(out)
+    rows = {row["request_id"]: row for row in recording.requests.to_pylist()}
+    assert recording.run["status"] == "interrupted" and "origin_ns" in json.loads(recording.run["notes"])["client"]
+    assert rows.keys() == {row["id"] for kind, row in noted if kind == "arrived"}
+    for row in (row for kind, row in noted if kind == "request"):
+        assert rows[row["request_id"]].items() >= row.items() and len(row["token_times_ns"]) == 3
+
+
 def test_the_twin_decided_what_a_simulation_of_its_recording_decides(benched: Benched, tmp_path: Path) -> None:
     out = tmp_path / "again"
     done = tokentwin("simulate", benched.folder / "served", "--gpu", "H100", "-o", out, "--no-band")
@@ -181,6 +218,10 @@ def test_a_front_door_is_learnt_simulated_and_held_against_clients(benched: Benc
     engine = ("--gpu", "H100", "--model", "Llama-3.1-8B", "--front-door", door)
     done = tokentwin("simulate", benched.folder / "client", *engine, "-o", out, "--no-band", "--format", "json")
     assert done.returncode == 0, done.stderr
+    for served, client in ((out, benched.folder / "client"), (benched.folder / "served", out)):
+        refused = tokentwin("calibrate", "--from-served", served, "--client", client, "-o", tmp_path / "none")
+        assert refused.returncode == 2 and "simulated': was simulated" in refused.stderr
+    assert "was simulated" in tokentwin("validate", "front-door", out, *engine).stderr
     assert set(SERVED_METRICS) <= set(json.loads(done.stdout)["distributions"])
     held = tokentwin("validate", "front-door", benched.folder / "client", *engine, "--format", "json")
     assert held.returncode == 0, held.stderr

@@ -69,3 +69,13 @@ def test_the_sentence_says_on_which_side_the_arrivals_lie() -> None:
         "requests pile up",
     ]
     assert all(one != other for one, other in pairwise(ends))
+
+
+@pytest.mark.parametrize("requests", [30, 60, 120])
+def test_an_overload_too_short_to_serve_anything_is_said_to_be(requests: int, tmp_path: Path) -> None:
+    """Whose backlog grows as fast as requests arrive: the band of what can be served would reach below zero."""
+    spec = {"name": "short", "requests": requests, "arrivals": {"kind": "poisson", "rate": 900}, "output": 40}
+    done = run(synthesise(parse_spec(spec | {"prompt": 20}, where="short")), tmp_path / "run")
+    assert done.capacity is not None and done.capacity.low <= 0
+    sentence = done.capacity.sentence
+    assert "too short to tell how many can be served, or whether they pile up" in sentence and "-" not in sentence

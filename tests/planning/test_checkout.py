@@ -21,7 +21,6 @@ def no_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("validate external --data .", "cases"),
         ("validate external --data . --cases . --leave-out gpu", "leave-out"),
         ("validate external --recording none --gpu H100 --write page.md", "write"),
-        ("validate decisions --data .", "decisions"),
     ],
 )
 @pytest.mark.usefixtures("no_lab")

@@ -42,6 +42,7 @@ from tokentwin.planning.compare.request import CompareRecordingsRequest, Compare
 from tokentwin.planning.compare.unit_bootstrap import Difference, Jain, Percentile, Ratio, differences
 from tokentwin.planning.priced_scenario import PricedScenario
 from tokentwin.planning.request import Timing
+from tokentwin.serving.answers.figures import shown_number
 from tokentwin.serving.cost_model import TokenCost
 from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
 from tokentwin.serving.errors import UserError
@@ -559,6 +560,33 @@ def test_a_recorded_trace_has_no_other_seeds(spec: Path, tmp_path: Path) -> None
     run("trace", "synth", tmp_path / "t.parquet", "--spec", spec)
     with pytest.raises(UserError, match="must be 1 for a recorded trace"):
         run("compare", "--trace", tmp_path / "t.parquet", "--gpu", "H100", "--seeds", "2", "--b", "policy=fair")
+
+
+@pytest.mark.parametrize(
+    ("scales", "says"),
+    [((3.0, 2.0), "both sides are overloaded: 35.5 requests/s arrive, A serves {} and B serves {}; B is better: "),
+     ((3.0, 0.2), "A is overloaded: 35.5 requests/s arrive, A serves {}; B is better: "),
+     ((0.3, 0.2), "")],
+)  # fmt: skip
+@pytest.mark.parametrize("policy", ["vllm", "sjf"])
+def test_a_verdict_begins_with_the_sides_that_are_overloaded(
+    scales: tuple[float, float], says: str, policy: str
+) -> None:
+    """And says what each serves: as many requests as it serves if all arrive at once. In short runs that fill, too."""
+    rate, rates, tables = 40.0, [], []
+    for scale in scales:
+        cost = TokenCost(int(8 * scale * MS), int(20_000 * scale), 0)
+        made = scenario(rate=rate, policy=policy, cost=cost, max_num_seqs=16)
+        tables.append(made.requests())
+        full = [replace(request, arrival_ns=0) for request in made.workload.requests]
+        ends = np.sort(replace(made, workload=replace(made.workload, requests=full)).requests()["finish_ns"].to_numpy())
+        rates.append(0.8 * len(ends) / ((ends[int(0.9 * len(ends))] - ends[int(0.1 * len(ends))]) / 1e9))
+    found = compare(PairedRuns([tables[0]], [tables[1]]))
+    served = [side.served_rate for side in (found.a, found.b)]
+    assert found.verdict.startswith(says.format(*(shown_number(one) for one in served if one is not None)))
+    assert bool(says) == any(one is not None for one in served)
+    for one, alone in zip(served, rates, strict=True):
+        assert one is None or one == pytest.approx(alone, rel=0.15)
 
 
 @pytest.mark.engine

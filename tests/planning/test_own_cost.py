@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
 from tokentwin.serving.errors import UserError
 from tokentwin.serving.step_plan import StepPlan
 from tokentwin.serving.user_code.own_cost import OwnCost, identity
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
 from tokentwin.traces.recording import Recording
 
 ROOT = Path(__file__).parents[2]
@@ -108,6 +112,12 @@ def test_steps_in_a_row_cost_what_each_costs_alone(example: str) -> None:
     assert (fast.step_ns(PLAN), slow.step_ns(PLAN)) == tuple(round(f * cost.step_ns(PLAN)) for f in (0.9, 1.15))
 
 
+def test_many_leaps_are_priced(example: str) -> None:
+    """More than an observer of other cost models notes at once."""
+    cost = priced(example, None, Deployment()).cost
+    assert {tuple(cost.decode_run_ns(3, 60, 1200, 2)) for _ in range(4200)} == {(5_060_025, 5_060_026)}
+
+
 def answering(**methods: Any) -> Any:
     def always(answer: Any) -> Any:
         def method(self: Any, *arguments: Any) -> Any:
@@ -147,6 +157,84 @@ def test_an_answer_that_is_no_time_is_one_line_with_model_and_step(method: str, 
 def test_a_run_of_another_length_is_refused() -> None:
     with pytest.raises(UserError, match="returned 1 times instead of 2"):
         list(OwnCost("mine:Mine", answering(step_ns=5, decode_run_ns=[5])).decode_run_ns(3, 60, 1200, 2))
+
+
+UNEQUAL = """
+calls = 0
+
+class Mine:
+    def step_ns(self, plan):
+        global calls
+        calls += 1
+        return 5_000_000 + 20_000 * plan.tokens
+
+class Writes(Mine):
+    def step_ns(self, plan):
+        plan.sampled_rows = 0
+        return super().step_ns(plan)
+
+class Shortens(Mine):
+    def step_ns(self, plan):
+        for row in plan.listed:
+            row.request.true_len = row.request.known + 1
+        return super().step_ns(plan)
+
+class EverySecondCall(Mine):
+    def step_ns(self, plan):
+        return super().step_ns(plan) if calls % 2 else super().step_ns(plan) // 2
+
+class CheapOnceSeen(Mine):
+    seen = set()
+    def step_ns(self, plan):
+        try:
+            return super().step_ns(plan) // (1 + (plan in self.seen))
+        finally:
+            self.seen.add(plan)
+
+class Drifts(Mine):
+    def step_ns(self, plan):
+        return super().step_ns(plan) - calls // 40
+
+class DriftsOnTheCpu(Mine):
+    def cpu_ns(self, plan):
+        return calls // 40
+
+class CheapRuns(Mine):
+    def decode_run_ns(self, rows, context, squares, steps):
+        return [1] * steps
+"""
+
+
+@pytest.mark.parametrize("leaps", [False, True])
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Mine", ""),
+        ("Writes", "step_ns raised AttributeError: can't set attribute"),
+        ("Shortens", "step_ns raised AttributeError: 'StepAmounts' object has no attribute 'listed'"),
+        ("EverySecondCall", r"step_ns returned [\d,]+ ns, and later [\d,]+ ns, in a step of"),
+        ("CheapOnceSeen", r"step_ns returned [\d,]+ ns, and later [\d,]+ ns, in a step of"),
+        ("Drifts", r"step_ns returned [\d,]+ ns, and later [\d,]+ ns, in a step of"),
+        ("DriftsOnTheCpu", r"cpu_ns returned \d+ ns, and later \d+ ns, in a step of"),
+        ("CheapRuns", r"decode_run_ns returned 1 ns, while cpu_ns and step_ns have [\d,]+ ns, in a step of"),
+    ],
+)
+def test_equal_steps_take_equally_long_in_the_run_itself(name: str, says: str, leaps: bool, tmp_path: Path) -> None:
+    """And a repeated step costs a bounded number of calls: an eighth, besides the first few."""
+    (tmp_path / "mine.py").write_text(UNEQUAL)
+    requests = [WorkloadRequest(at, at * 40_000_000, (("", 40 + at),), 20) for at in range(60)]
+    deployment = Deployment(scheduler=SchedulerConfig(**SCHEDULER))
+    cost, sink = priced(f"{tmp_path}/mine.py:{name}", None, deployment).cost, TableSink()
+    cluster = Cluster(deployment, cost, sink, shares_prefixes=False, leaps=leaps, steps=not leaps)
+    if says and not (name == "CheapRuns" and not leaps):
+        with pytest.raises(UserError, match=says) as caught:
+            cluster.run(Workload(requests, shares_prefixes=False))
+        assert "\n" not in str(caught.value)
+        return
+    steps = cluster.run(Workload(requests, shares_prefixes=False)).steps
+    if name == "Mine":
+        calls = sys.modules[type(cost.pure._step.__self__).__module__].calls
+        assert steps > 400 and (leaps or steps <= calls < 1.2 * steps + 32)
 
 
 @pytest.mark.parametrize("interval", [(0, 1), (1.1, 1.2), (0.9, float("nan")), "wide", 3])

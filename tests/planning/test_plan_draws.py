@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from tests.budget import examples
 from tests.planning.plan_samples import engine, question, traffic
+from tokentwin.planning.deployments import long_enough
 from tokentwin.planning.plan.answer import plan_document
-from tokentwin.planning.plan.candidates import Engine, long_enough
+from tokentwin.planning.plan.candidates import Engine
 from tokentwin.planning.plan.document import percent
 from tokentwin.planning.plan.draws import DRAWS, drawn_again, on_draw, reordered
 from tokentwin.planning.plan.plan import Limits, make_plan
@@ -88,7 +89,7 @@ def test_the_answer_holds_over_all_draws_and_says_how_probably_on_each() -> None
     each = [holding(harder, engine(), number, draw=draw) for draw in (None, 0, 1)]
     assert [best.probabilities.planned, *best.probabilities.draws] == each
     assert best.probabilities.mean == pytest.approx(sum(filter(None, each)) / 3) and best.probabilities.mean >= 0.9
-    document = plan_document(None, plans[1], [], {})
+    document = plan_document(plans[1], [], {})
     assert f"with the traffic drawn with other seeds, the SLOs hold in {percent(each[1] or 0)} and" in "\n".join(
         map(str, document.report())
     )

@@ -142,7 +142,7 @@ def test_the_answer_compares_them_with_the_best_single_kind() -> None:
     )
     with Workers(asked, 1) as workers:
         plan = make_plan(workers, [CHEAP, FAST], [], Limits(most=16))
-        bare = plan_document(None, plan, [CHEAP, FAST], {})
+        bare = plan_document(plan, [CHEAP, FAST], {})
         answer = with_mixed_fleets(bare, workers, plan, [CHEAP, FAST], request)
     best = answer.recommendation
     assert best is not None and best == bare.recommendation

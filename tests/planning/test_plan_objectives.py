@@ -109,11 +109,17 @@ def test_so_many_misses_are_what_a_nearest_rank_percentile_allows(requests: int,
 
 
 @pytest.mark.parametrize("metric", ["ttft_ms", "tpot_ms", "e2e_ms"])
-@pytest.mark.parametrize("percent", [50, 90, 99])
-def test_an_objective_holds_just_when_its_percentile_is_within_the_bound(metrics, metric, percent):
-    seen = parse_objectives([f"{metric} p{percent}<=1"]).slos[0].observed(metrics)
-    for bound in (seen * 0.999, seen, seen * 1.001):
-        objective = Objective("", ((metric, bound),), Fraction(percent, 100))
+@pytest.mark.parametrize("statistic", ["p50", "p90", "p99", "mean"])
+def test_an_objective_holds_just_when_its_statistic_is_within_the_bound(metrics, metric, statistic):
+    (written,) = parse_objectives([f"{metric} {statistic}<=1"]).slos
+    assert written.statistic == statistic
+    if statistic == "mean":  # of fleets that turn nobody away
+        assert written.observed(metrics) == math.inf and not written.misses(metrics)[0] <= written.allowed(10**9)
+        metrics = run_metrics(traffic(), engine().deployment, Steps(1.0), 2)
+        assert written.observed(metrics) == pytest.approx(metrics.distribution(metric).mean)
+    seen = written.observed(metrics)
+    for bound in (seen * 0.999, seen * (1 + 1e-12), seen * 1.001):
+        objective = replace(written, bounds=((metric, bound),))
         misses, counted = objective.misses(metrics)
         assert (misses <= objective.allowed(counted)) == (seen <= bound)
 
@@ -148,6 +154,18 @@ def test_an_objective_of_a_class_is_about_its_requests_only() -> None:
     assert of_class.allowed(len(ttft)) >= of_class.misses(metrics)[0] and of_all.misses(metrics)[1] == len(requests)
     with pytest.raises(UserError, match="for a class that no request has; the traffic's classes: Chat, batch"):
         parse_objectives(["ttft_ms p50<=9 for chat"]).slos[0].check_class({r.slo_class for r in requests})
+
+
+@pytest.mark.parametrize("slo", ["ttft_ms mean<=400", "tpot_ms mean<=26 for chat", "e2e_ms mean<=700"])
+def test_the_search_for_a_mean_is_that_of_trying_every_fleet(slo: str) -> None:
+    """On more requests than are looked at before a run is stopped."""
+    requests = [replace(r, slo_class="chat" if r.id % 4 else "batch") for r in traffic(200).requests]
+    asked = question(slo, workload=replace(traffic(), requests=requests))
+    with Planners(asked, 1) as workers:
+        (sized,) = search(workers, [engine()], 12)
+    assert sized.replicas == fewest(asked, engine(), 12) and 1 < (sized.replicas or 0) < 12
+    stopped = any(trial.figures is None for trial in sized.trials)  # when the mean could not be met any more
+    assert stopped or slo.startswith("tpot")
 
 
 def test_the_search_for_a_class_is_that_of_trying_every_fleet() -> None:

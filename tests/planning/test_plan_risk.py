@@ -59,7 +59,7 @@ def test_more_appetite_for_risk_never_takes_more_replicas_nor_serves_less_for_a_
 
 def test_the_answer_is_a_choice_with_its_risk() -> None:
     """As predicted a few replicas do, and twice as slow steps take many more: the first words say so."""
-    document = plan_document(None, planned(UNSURE), [], {})
+    document = plan_document(planned(UNSURE), [], {})
     best = document.recommendation
     assert best is not None and best.choices is not None and document.risk == 0.1
     likely, chosen, whole = best.choices.existing
@@ -71,7 +71,7 @@ def test_the_answer_is_a_choice_with_its_risk() -> None:
         assert slow.figures is not None and choice.if_slow == pytest.approx(slow.figures.attainment)
     assert likely.if_slow < 0.9 <= whole.if_slow
     assert document.risk_told == choices(best.choices)
-    assert document.answer.endswith(risk(best.choices)) and len(document.answer) < 160
+    assert document.answer.endswith(risk(best.holds, best.choices)) and len(document.answer) < 160
     held = {row["replicas"]: row["holds"] for row in document.table("fleets").to_pylist()}
     assert held[chosen.replicas] == best.holds
 
@@ -86,17 +86,21 @@ def test_the_choice_in_words() -> None:
         "12 GPUs would be enough if steps were as predicted, and 20 for the complete 90 % interval of step times."
     )
     found = Choices(as_predicted=few, recommended=some, whole_interval=many)
-    assert risk(found) == "The SLOs hold in 92 % of cases. If steps are slow, 97.0 % of the requests keep the SLOs."
+    assert (
+        risk(0.92, found) == "The SLOs hold in 92 % of cases. If steps are slow, 97.0 % of the requests keep the SLOs."
+    )
     hopeless = Choices(as_predicted=few, recommended=few, whole_interval=None)
-    assert risk(hopeless).endswith("22.5 % of the requests keep the SLOs, and no number of GPUs holds them.")
+    assert risk(0.92, hopeless).endswith("22.5 % of the requests keep the SLOs, and no number of GPUs holds them.")
     assert choices(hopeless) == "No fewer would be enough if steps were as predicted."
-    assert risk(Choices(as_predicted=few, recommended=some, whole_interval=some)).endswith("even if steps are slow.")
-    assert "unknown" in risk(None)
+    assert risk(0.92, Choices(as_predicted=few, recommended=some, whole_interval=some)).endswith(
+        "even if steps are slow."
+    )
+    assert "unknown" in risk(None, None) and risk(0.92, None) == "The SLOs hold in 92 % of cases."
 
 
 def test_a_fleet_that_collapses_at_the_slow_end_is_not_told_as_sure() -> None:
     """With risk 0.5 the choice is the centre's, which keeps next to nothing if steps are slow."""
-    document = plan_document(None, planned(replace(UNSURE, risk=0.5)), [], {})
+    document = plan_document(planned(replace(UNSURE, risk=0.5)), [], {})
     best = document.recommendation
     assert best is not None and best.choices is not None
     chosen = best.choices.recommended
@@ -116,10 +120,10 @@ def test_what_misses_by_less_than_step_times_are_uncertain_is_borderline() -> No
         found = planned(query)
         (failure,) = found.failures
         assert failure.borderline == borderline
-        told = [str(line) for line in plan_document(None, found, [], {}).report()]
+        told = [str(line) for line in plan_document(found, [], {}).report()]
         assert ("Within the uncertainty of step times is" in told[0]) == borderline
         both = planned(replace(query, risk=0.1), [ONE, engine("fast", usd=9.0)])
-        lines = [str(line) for line in plan_document(None, both, [], {}).report()]
+        lines = [str(line) for line in plan_document(both, [], {}).report()]
         assert any(line.startswith("borderline: TP1 slow: tpot_ms p90") for line in lines) == borderline
         assert any(line.startswith("not feasible: TP1 slow: tpot_ms p90") for line in lines) != borderline
 
@@ -151,7 +155,7 @@ def test_what_breaks_only_where_steps_are_slow_is_said_to() -> None:
 def test_without_a_known_band_the_cheapest_is_taken_and_no_probability_is_told() -> None:
     found = planned(replace(QUERY, risk=0.1, pricing=BySpeed(interval=None)))
     best = found.recommendation
-    document = plan_document(None, found, [], {})
+    document = plan_document(found, [], {})
     assert best is not None and best.probabilities.mean is None and document.risk_told is None
     assert best.offer.trial.replicas == fewest(QUERY, ONE, 32)
     assert "% of cases" not in document.answer
@@ -202,5 +206,5 @@ def test_a_plan_over_two_engines_is_never_dearer_and_riskier_than_over_one(seed:
         if best is not None and best.probabilities.mean is not None and together.probabilities.mean is not None:
             dearer = together.offer.point.usd_per_hour > best.offer.point.usd_per_hour
             assert not (dearer and together.probabilities.mean <= best.probabilities.mean)
-    document = plan_document(None, planned(query, [one, other]), [], {})
+    document = plan_document(planned(query, [one, other]), [], {})
     assert all(offer.holds is not None for offer in document.runners_up)

@@ -121,7 +121,7 @@ def test_spares_are_paid_for_and_carry_nothing() -> None:
     assert with_two.offer.trial == without.offer.trial
     assert with_two.offer.point.gpus == without.offer.point.gpus + 2
     assert with_two.offer.point.usd_per_hour == without.offer.point.usd_per_hour + 2
-    assert "2 spares" in answer(planned(query, [engine()], Limits(64, 2)), None)
+    assert "2 spares" in answer(planned(query, [engine()], Limits(64, 2)), None, None)
 
 
 def test_a_stricter_bound_never_costs_less() -> None:
@@ -139,25 +139,23 @@ def test_a_stricter_bound_never_costs_less() -> None:
 
 def test_one_fewer_breaks_an_objective_and_says_by_how_much(plan: Plan) -> None:
     best = plan.recommendation
-    assert best is not None and best.fewer is not None
-    figures = best.fewer.decisive.figures
-    assert figures is not None and best.fewer.replicas == best.offer.trial.replicas - 1
-    assert not best.fewer.met
-    assert "would break" in why_not_fewer(plan, best)
+    assert best is not None and best.robustness is not None
+    fewer, beside = best.robustness.fewer, best.robustness.fewer_point
+    assert fewer is not None and beside is not None and not fewer.met
+    figures = fewer.decisive.figures
+    assert figures is not None and beside.replicas == fewer.replicas == best.offer.trial.replicas - 1
+    why = why_not_fewer(plan, best.robustness)
     broken = [value for value, bound in zip(figures.observed, (400, 45), strict=True) if value > bound]
-    assert broken
-    assert f"{broken[0]:,.4g} ms" in why_not_fewer(plan, best)
-    assert best.fewer_point is not None and best.fewer_point.replicas == best.fewer.replicas
-    assert why_not_fewer(plan, best).endswith(f"attainment {best.fewer_point.attained}")
-    for replicas, (card, _) in best.choices.items():
-        assert replicas != best.fewer.replicas or card == best.fewer_point
+    assert "would break" in why and f"{broken[0]:,.4g} ms" in why and why.endswith(f"attainment {beside.attained}")
+    for replicas, (card, _) in best.robustness.choices.items():
+        assert replicas != fewer.replicas or card == beside
 
 
 def test_headroom_ends_where_an_objective_breaks(plan: Plan) -> None:
     best = plan.recommendation
-    assert best is not None and best.knee.breaks in SLOS
-    beyond = best.knee.headroom_percent * 8 // 7 + 3
-    for percent, holds in ((best.knee.headroom_percent, True), (beyond, False)):
+    assert best is not None and best.robustness is not None and best.robustness.knee.breaks in SLOS
+    last = best.robustness.knee.headroom_percent
+    for percent, holds in ((last, True), (last * 8 // 7 + 3, False)):
         faster = reshaped(plan.question.workload, rate_scale=1 + percent / 100)
         query = replace(plan.question, workload=faster)
         assert try_fleet(query, best.offer.engine, best.offer.trial.replicas).met == holds
@@ -188,12 +186,12 @@ def test_headroom_without_an_end_says_so() -> None:
 def test_the_plausible_range_is_the_answer_at_the_ends_of_the_interval() -> None:
     plan = planned(question(*SLOS), [engine()])
     best = plan.recommendation
-    assert best is not None
-    for end, speed in ((best.fast, 1 / 0.8), (best.slow, 1 / 1.2)):
+    assert best is not None and best.robustness is not None
+    fast, slow = best.robustness.fast, best.robustness.slow
+    for end, speed in ((fast, 1 / 0.8), (slow, 1 / 1.2)):
         query = replace(plan.question, pricing=Scaled(speed), risk=0.5)
         assert end == fewest(query, best.offer.engine, 64)
-    assert best.slow is not None and best.fast <= best.offer.trial.replicas <= best.slow
-    assert best.fast < best.slow
+    assert slow is not None and fast <= best.offer.trial.replicas <= slow and fast < slow
 
 
 class Scaled(BySpeed):
@@ -262,8 +260,10 @@ def test_infeasible_names_the_binding_objective_of_the_closest_engine(slos: tupl
     assert found.recommendation is None
     assert [failure.engine for failure in found.failures] == ["TP1 slow", "TP1 snail"]
     assert found.failures[0].reason.startswith(binding)
-    assert answer(found, None).startswith(f"Infeasible: no fleet meets the SLOs. The closest is TP1 slow: {binding}")
-    assert not plan_document(None, found, [], {}).feasible
+    assert answer(found, None, None).startswith(
+        f"Infeasible: no fleet meets the SLOs. The closest is TP1 slow: {binding}"
+    )
+    assert not plan_document(found, [], {}).feasible
 
 
 def test_requests_that_fit_nowhere_are_said_to() -> None:
@@ -282,7 +282,7 @@ def test_too_few_replicas_are_told_from_none() -> None:
 
 
 def test_the_number_of_workers_changes_nothing(plan: Plan) -> None:
-    assert plan_document(None, planned(question(*SLOS), jobs=2), [], {}) == plan_document(None, plan, [], {})
+    assert plan_document(planned(question(*SLOS), jobs=2), [], {}) == plan_document(plan, [], {})
 
 
 def test_workers_answer_in_the_order_of_their_tasks() -> None:

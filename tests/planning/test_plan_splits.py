@@ -84,7 +84,7 @@ def test_the_recommended_deployment_brings_its_fleet_and_no_command() -> None:
     query = question(*SLOS)
     with Workers(query, 1) as workers:
         found = make_plan(workers, [split(1, 1)], [], Limits(most=32))
-    best = plan_document(None, found, [], {}).as_json()["recommendation"]
+    best = plan_document(found, [], {}).as_json()["recommendation"]
     deployment = parse(Deployment, best["deployment"], where="recommendation")
     assert deployment.fleet is not None and best["vllm_serve"] is None
     assert [pool.replicas for pool in deployment.fleet.pools] == [best["replicas"]] * 2

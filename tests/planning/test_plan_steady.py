@@ -87,12 +87,13 @@ def test_a_fleet_that_does_not_keep_up_is_no_answer_though_every_bound_holds() -
     with Workers(query, 1) as workers:
         found = make_plan(workers, [engine()], [], Limits(most=16))
     best = found.recommendation
-    assert best is not None and best.offer.trial.replicas == 3
-    assert best.fewer is not None and best.fewer.figures is not None
-    assert best.fewer.figures.observed[0] <= 1000 and not best.fewer.met
-    assert f"would break {KEEPING_UP} (" in why_not_fewer(found, best)
-    assert best.knee.breaks == KEEPING_UP
-    document = plan_document(None, found, [], {})
+    assert best is not None and best.offer.trial.replicas == 3 and best.robustness is not None
+    fewer = best.robustness.fewer
+    assert fewer is not None and fewer.figures is not None
+    assert fewer.figures.observed[0] <= 1000 and not fewer.met
+    assert f"would break {KEEPING_UP} (" in why_not_fewer(found, best.robustness)
+    assert best.robustness.knee.breaks == KEEPING_UP
+    document = plan_document(found, [], {})
     assert document.recommendation is not None and document.recommendation.piling_up_per_s < 1e-3
 
 
@@ -105,7 +106,7 @@ def test_what_keeps_up_at_its_rate_has_headroom_until_it_does_not() -> None:
 def test_traffic_that_ends_before_the_fleet_is_full_is_said_to(requests: int, short: bool) -> None:
     query = question(LOOSE, workload=alike(requests, 0.1))
     with Workers(query, 1) as workers:
-        found = plan_document(None, make_plan(workers, [engine()], [], Limits(most=16)), [], {}).as_json()
+        found = plan_document(make_plan(workers, [engine()], [], Limits(most=16)), [], {}).as_json()
     assert (found["too_short"] is not None) == short
     if short:
         assert found["too_short"].startswith("the traffic is too short to fill the fleet: it lasts 2.9 s")

@@ -142,3 +142,14 @@ def test_a_limit_counts_for_the_stated_clients_and_grows_with_them() -> None:
     limited = replace(asked(spec), workload=looped(spec, limit=400), requests=400, limit=400)
     assert [limited.for_clients(number).requests for number in (20, 40, 80)] == [200, 400, 800]
     assert limited.at_scale(1.5).for_clients(20).requests == 200
+
+
+@pytest.mark.parametrize("arrivals", [{"users": 50}, {"concurrency": 64}])
+def test_a_limit_within_the_warm_up_is_refused_with_the_number_that_is_enough(arrivals: dict[str, int]) -> None:
+    loop = made_up({"prompt": 500, "output": 100, **arrivals})
+    with pytest.raises(UserError, match=r"^limit: 150: ends in the warm-up, .* give at least [\d,]+$") as error:
+        looped(loop, limit=150)
+    enough = int(str(error.value).split()[-1].replace(",", ""))
+    assert len(list(looped(loop, limit=enough).requests)) == enough
+    with pytest.raises(UserError, match=f"limit: {enough - 1}: "):
+        looped(loop, limit=enough - 1)

@@ -16,7 +16,7 @@ from tokentwin.planning.deployments import served, with_settings
 from tokentwin.planning.plan.planner import plan
 from tokentwin.planning.plan.request import PlanRequest
 from tokentwin.planning.priced_scenario import price_scenario
-from tokentwin.planning.scenario import whole_deployment
+from tokentwin.planning.resolution import resolved_fleet
 from tokentwin.planning.sweep.settings import SweepSettings
 from tokentwin.planning.sweep.sweep import Sweep
 from tokentwin.serving.deployments.config import Deployment, parse
@@ -89,10 +89,11 @@ def test_claims_and_what_a_step_costs() -> None:
 def test_each_pool_of_a_fleet_has_the_defaults_of_its_own_gpu() -> None:
     pools = [{"name": "large"}, {"name": "small", "gpu": "L40S"}]
     stated = parse(Deployment, {**MODEL, "fleet": {"pools": pools}}, where="deployment")
-    whole, lines = whole_deployment(stated, None, "H100")
+    whole, lines = resolved_fleet(stated, None, "H100")
     assert settings(whole.scheduler) == H100
     assert whole.fleet is not None
-    assert whole.fleet.pools[1].deployment == {"scheduler": {"max_num_seqs": 256, "max_num_batched_tokens": 2048}}
+    own = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "num_blocks": 12_113}
+    assert whole.fleet.pools[1].deployment == {"scheduler": own}
     assert [line.split(":")[0] for line in lines] == ["defaults of vllm 0.33 on H100", "defaults of vllm 0.33 on L40S"]
     priced_pools = pools_of(stated), pools_of(whole)
     assert priced_pools[0] == priced_pools[1] == [H100, L40S]

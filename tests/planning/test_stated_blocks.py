@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import tokentwin
 from tokentwin.planning.deployments import read_deployment, with_settings
 from tokentwin.planning.priced_scenario import price_scenario
+from tokentwin.planning.sweep.dataset import FORMAT
+from tokentwin.planning.sweep.results import SweepResults
 from tokentwin.planning.sweep.settings import SweepSettings
 from tokentwin.planning.sweep.sweep import Sweep
+from tokentwin.serving.answers.report import Line
 from tokentwin.serving.deployments.config import Deployment, parse
 from tokentwin.serving.errors import UserError
 from tokentwin.serving.workload import Workload
@@ -33,7 +38,7 @@ BLOCKS, MEMORY = "deployment.scheduler.num_blocks", "deployment.gpu_memory_utili
 
 def swept(deployment: dict[str, Any], out: Path, **grid: Any) -> list[int]:
     settings = {"base": {"deployment": deployment, "gpu": "H100", "workload": TRAFFIC}, "grid": grid}
-    return sorted(tokentwin.sweep(settings, out, jobs=1).runs["num_blocks"].to_pylist())
+    return sorted(tokentwin.sweep(settings, out, jobs=1).runs["kv_blocks"].to_pylist())
 
 
 def test_in_python_and_in_a_file(tmp_path: Path) -> None:
@@ -49,7 +54,7 @@ def test_a_flag_overrides_what_the_file_states(tmp_path: Path) -> None:
     file.write_text("model: Llama-3.1-8B\nscheduler: {num_blocks: 1000}\n")
     made = read_deployment(str(file), {"gpu_memory_utilization": 0.5})
     assert made.gpu_memory_utilization == 0.5
-    assert "num_blocks" not in made.scheduler.model_fields_set
+    assert not made.scheduler.states("num_blocks")
 
 
 def test_in_a_pool() -> None:
@@ -98,3 +103,29 @@ def test_so_many_blocks_as_just_fit_are_simulated() -> None:
     simulated(15_068)
     with pytest.raises(UserError, match="so 15,068 blocks at most"):
         simulated(15_069)
+
+
+H100 = {"gpu": "H100", "calibration": None}
+SIZED = {"deployment": {"gpu_memory_utilization": None, "scheduler": {"num_blocks": 4096}}}
+
+
+@pytest.mark.parametrize(
+    ("config", "base", "varied", "format", "marked"),
+    [
+        (H100 | SIZED, {}, {}, 2, True),
+        (H100 | SIZED, {}, {}, FORMAT, False),
+        (H100 | SIZED, {"deployment": {"scheduler": {"num_blocks": 4096}}}, {}, 2, False),
+        (H100 | SIZED, {}, {"num_blocks": 4096}, 2, False),
+        (H100 | SIZED, {}, {"num_blocks": None}, 2, True),
+        (H100 | {"deployment": {"gpu_memory_utilization": 0.9, "scheduler": {}}}, {}, {}, 2, False),
+        ({"gpu": None, "calibration": "of/our/engine"} | SIZED, {}, {}, 2, False),
+    ],
+)
+def test_sweeps_of_the_old_sizing_are_marked(
+    config: dict[str, Any], base: dict[str, Any], varied: dict[str, Any], format: int, marked: bool
+) -> None:
+    """Up to format 2, a GPU whose blocks and share of memory nobody stated had the 4,095 blocks of our own engine."""
+    runs = pa.Table.from_pylist([{"status": "complete", "config": json.dumps(config), **varied}])
+    found = SweepResults(runs, tuple(varied), dict.fromkeys(varied, BLOCKS), {}, base, format)
+    assert ("old sizing, 4,095 KV blocks" in found.old_sizing) == marked
+    assert (found.old_sizing in {line.text for line in found.report() if isinstance(line, Line)}) == marked

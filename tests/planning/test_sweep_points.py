@@ -15,6 +15,7 @@ from tests.budget import examples
 from tests.planning.sweep_samples import base, calibrated
 from tokentwin.planning.scenario import Scenario
 from tokentwin.planning.sweep.columns import parameter_fields, parameter_values, partition_keys, run_schema
+from tokentwin.planning.sweep.estimate import sweep_estimate
 from tokentwin.planning.sweep.points import Point, input_digests, points
 from tokentwin.planning.sweep.settings import SobolRange, SweepSettings, load_sweep
 from tokentwin.serving.deployments.config import parse
@@ -54,6 +55,26 @@ def test_every_entry_meets_every_combination_every_sobol_point_and_every_seed(fo
         assert scheduler["max_num_seqs"] == run.parameters[SEQS]
         assert scheduler["sjf_seed"] == run.config["workload"]["seed"] == run.parameters["seed"]
         assert scheduler["max_model_len"] == 512  # from the calibrated deployment
+
+
+AXES = st.dictionaries(
+    st.sampled_from([RATE, SEQS, "replicas", "workload.requests"]), st.sets(st.integers(1, 50), min_size=1, max_size=7)
+)
+
+
+@given(AXES, st.sampled_from([(), ({"router": "round-robin"}, {"router": "least-tokens"})]), st.integers(1, 3))
+def test_an_estimate_checks_every_value_in_few_runs(axes: dict[str, set[int]], entries: Any, seeds: int) -> None:
+    grid = {path: sorted(values) for path, values in axes.items()}
+    given = {"gpu": "H100", "workload": {"requests": 10, "arrivals": {"kind": "poisson", "rate": 1}, "prompt": 9,
+             "output": 9}}  # fmt: skip
+    settings = parse(SweepSettings, {"base": given, "grid": grid, "list": entries, "seeds": seeds}, where="FILE")
+    assert settings.runs == len(list(settings.variations()))
+    samples = list(settings.samples())
+    assert len(samples) <= 60
+    for path, values in grid.items():
+        assert {sample[path] for sample in samples} == set(values)
+    assert {sample.get("router") for sample in samples} == {entry["router"] for entry in entries} or not entries
+    assert sweep_estimate(settings, 1).startswith(f"{settings.runs} run")
 
 
 def test_what_an_entry_does_not_name_is_as_in_base(folder: Path) -> None:
@@ -175,6 +196,7 @@ def test_columns_are_named_shortly_typed_and_explained(folder: Path) -> None:
         "workload.requests": [5],
         "workload.output": [5, {"kind": "uniform", "low": 1, "high": 9}],
         "deployment.scheduler.enable_prefix_caching": [True],
+        "deployment.scheduler.num_blocks": [300],
     }
     runs = made(folder, grid=grid, seeds=1)
     schema = run_schema(runs)
@@ -183,7 +205,8 @@ def test_columns_are_named_shortly_typed_and_explained(folder: Path) -> None:
         RATE: ("rate", pa.float64()),
         "deployment.policy": ("deployment_policy", pa.string()),
         "deployment.scheduler.policy": ("scheduler_policy", pa.string()),
-        "workload.requests": ("workload_requests", pa.int64()),
+        "workload.requests": ("requests", pa.int64()),
+        "deployment.scheduler.num_blocks": ("num_blocks", pa.int64()),
         "workload.output": ("output", pa.string()),
         "deployment.scheduler.enable_prefix_caching": ("enable_prefix_caching", pa.bool_()),
         "seed": ("seed", pa.int64()),

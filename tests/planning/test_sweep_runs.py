@@ -21,7 +21,8 @@ from tests.command import tokentwin
 from tests.planning.sweep_samples import SCHEDULER, base, calibrated, content, sweep_file
 from tests.serving.test_contract import FAILING
 from tokentwin.calibration.validation.bands import run_metrics
-from tokentwin.planning.costs import base_deployment, priced
+from tokentwin.planning.costs import priced
+from tokentwin.planning.resolution import base_deployment
 from tokentwin.planning.sweep.executors import Executor, find_executor, in_processes
 from tokentwin.planning.sweep.one_run import DIED, OVERDUE, Measure, RunResult, failed
 from tokentwin.planning.sweep.points import Point, points
@@ -33,7 +34,7 @@ from tokentwin.traces.schema import arrow_schema
 from tokentwin.traces.synth import parse_spec, synthesise
 
 RATE = "workload.arrivals.rate"
-GRID = {"deployment.policy": ["vllm", "edf"], RATE: [10, 40]}
+GRID = {"deployment.policy": ["vllm", "fair"], RATE: [10, 40]}
 ROOT = Path(__file__).parents[2]
 
 
@@ -80,7 +81,7 @@ def test_a_row_says_what_was_run_and_what_came_out(done: tuple[Path, Path], fold
         metrics = run_metrics(workload, known.deployment, known.cost)
         assert row["ttft_ms_p99"] == metrics.distribution("ttft_ms").p99
         assert row["request_throughput"] == metrics.scalars()["request_throughput"]
-        assert (row["requests"], row["requests_finished"], row["num_blocks"], row["gpus"]) == (30, 30, 399, 1)
+        assert (row["requests_offered"], row["requests_finished"], row["kv_blocks"], row["gpus"]) == (30, 30, 399, 1)
         assert row["itl_ms_count"] == 30 * 19
         assert 0 < row["kv_usage"] <= row["kv_usage_peak"] <= 1
 
@@ -88,11 +89,11 @@ def test_a_row_says_what_was_run_and_what_came_out(done: tuple[Path, Path], fold
 def test_others_read_it_as_it_is(done: tuple[Path, Path]) -> None:
     out = done[1]
     counts = duckdb.sql(f"select policy, count(*) from '{out}/runs/*/*.parquet' group by policy order by policy")
-    assert counts.fetchall() == [("edf", 4), ("vllm", 4)]
-    assert pl.scan_parquet(out / "runs").filter(pl.col("policy") == "edf").collect().height == 4
-    assert len(pd.read_parquet(out / "runs", filters=[("policy", "==", "edf")])) == 4
+    assert counts.fetchall() == [("fair", 4), ("vllm", 4)]
+    assert pl.scan_parquet(out / "runs").filter(pl.col("policy") == "fair").collect().height == 4
+    assert len(pd.read_parquet(out / "runs", filters=[("policy", "==", "fair")])) == 4
     joined = duckdb.sql(
-        f"""select r.run_id, count(*) as n, max(r.requests) as requests
+        f"""select r.run_id, count(*) as n, max(r.requests_offered) as requests
         from '{out}/requests/*/*.parquet' q join '{out}/runs/*/*.parquet' r using (run_id) group by all"""
     )
     assert joined.df()["n"].tolist() == [30] * 8
@@ -228,7 +229,7 @@ def test_a_fleet_is_priced_pool_by_pool(folder: Path, tmp_path: Path) -> None:
         outcome = Measure()(point)
         assert outcome.values["status"] == "complete", outcome
         assert outcome.values["gpus"] == point.parameters["deployment.fleet.pools.0.replicas"] + 1
-        assert outcome.values["num_blocks"] is None
+        assert outcome.values["kv_blocks"] is None
     wrong = sweep_file(tmp_path / "w.yaml", run, grid={"replicas": [2]})
     with pytest.raises(UserError, match="leave replicas and router out"):
         points(load_sweep(wrong))
@@ -298,7 +299,12 @@ def test_the_command_says_how_it_went(folder: Path, tmp_path: Path) -> None:
     grid = {"deployment.scheduler.max_num_seqs": [0, 8]}
     file = sweep_file(tmp_path / "s.yaml", base(folder), grid=grid)
     counted = tokentwin("sweep", file, "-o", tmp_path / "out", "--dry-run")
-    assert (counted.stdout, (tmp_path / "out").exists()) == ("2 runs\n", False)
+    assert not (tmp_path / "out").exists()
+    first, second = counted.stdout.splitlines()
+    assert first.startswith("2 runs, about ")
+    assert second.startswith(
+        "1 of 2 checked runs cannot be made; the first: base.deployment.scheduler.max_num_seqs: 0:"
+    )
     made = tokentwin("sweep", file, "-o", tmp_path / "out")
     assert made.returncode == 1
     assert made.stdout == f"2 runs made, 0 kept, 1 failed; the dataset is {tmp_path / 'out' / 'runs'}\n"

@@ -15,11 +15,12 @@ import pytest
 from tests.realengine.tiny_chat_model import save_tokenizer
 from tokentwin.calibration.steps.step_cost import Calibration
 from tokentwin.dashboard.bundled import DEMO
-from tokentwin.planning.costs import base_deployment, priced
+from tokentwin.planning.costs import priced
 from tokentwin.planning.deployments import on_engine
 from tokentwin.planning.measure.real_engine import load_engines, runs_on_vllm
 from tokentwin.planning.measure.vllm_engine import VllmEngine, _put
 from tokentwin.planning.measure.vllm_process import vllm_python
+from tokentwin.planning.resolution import base_deployment
 from tokentwin.serving.deployments.config import Deployment, parse
 from tokentwin.serving.errors import UserError
 

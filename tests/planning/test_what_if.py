@@ -28,7 +28,7 @@ def asked(prices: Mapping[str, float] = USUAL, spares: int = 0, risk: float = 0.
 def complete(request: PlanRequest, names: tuple[str, ...] = ("slow", "fast"), query: Question = QUERY) -> PlanDocument:
     engines = [engine(name, usd=request.prices[name]) for name in names]
     with Workers(query, 1) as workers:
-        return plan_document(None, make_plan(workers, engines, [], Limits(64, request.spares)), engines, {})
+        return plan_document(make_plan(workers, engines, [], Limits(64, request.spares)), engines, {})
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -18,7 +19,7 @@ from tokentwin.calibration.acceptance import as_accepted, with_drafts  # noqa: E
 from tokentwin.calibration.steps.features import MeasuredSteps  # noqa: E402
 from tokentwin.calibration.validation.decision_replay import recorded_deployment, replay_decisions  # noqa: E402
 from tokentwin.realengine.engine import Engine  # noqa: E402
-from tokentwin.realengine.grammar import json_grammar, regex_grammar  # noqa: E402
+from tokentwin.realengine.grammar import grammar_of_rules, json_grammar, regex_grammar  # noqa: E402
 from tokentwin.realengine.models.weights import load_model_files  # noqa: E402
 from tokentwin.realengine.replay import record  # noqa: E402
 from tokentwin.realengine.sampling import SamplingParams  # noqa: E402
@@ -141,6 +142,44 @@ def test_a_grammar_that_gives_up_ends_its_request_alone_and_says_so(folder: Path
     assert failed == [9] and answers == plain
 
 
+ENDLESS = [  # llguidance has not compiled one of them after minutes
+    r"start: A%sA: ~/(.*a.{20}.*)/ & /.{100}/",
+    r"start: A%sA: /(.*b.{19})+.*/ & ~/(.*a.{20}.*)/ & /[ab]{100,200}/",
+]
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_a_grammar_without_end_ends_its_request_alone_and_no_close_waits_for_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, overlapped: bool
+) -> None:
+    monkeypatch.setattr("tokentwin.realengine.grammar_compiler._COMPILE_S", 0.3)
+    engine, failed = engine_for(folder, async_scheduling=overlapped), []
+
+    def add(id: int, rules: str) -> None:
+        arrived = WorkloadRequest(id, 0, (("", 5),), 60, structured=True)
+        tokens = {"stop_ids": engine.spec.eos_ids, "on_failed": lambda: failed.append(id)}
+        engine.add(arrived, [1, 2, 3, 4, 5], grammar=grammar_of_rules(rules % "\n"), **tokens)
+
+    for id, rules in enumerate(ENDLESS, 10):
+        add(id, rules)
+    (answer, other), _ = run(engine, [("json", 0.7), ("regex", 0.7)])
+    assert json.loads(Tokenizer(folder).decode(answer)) and other
+    assert sorted(failed) == [10, 11], "a grammar that takes too long ends only its own request"
+    add(12, ENDLESS[0] + " ")
+    engine.launch()
+    first = engine.grammars._first
+    engine.close()
+    assert first.returncode == -signal.SIGKILL
+
+
+def test_requests_with_one_grammar_share_what_is_compiled_once(folder: Path) -> None:
+    engine = engine_for(folder)
+    answers, _ = run(engine, [("json", 0.7), ("json", 3.0), ("regex", 0.7), ("json", 0.0)])
+    assert len(engine._compiler._processes) == 2 and all(answers)
+    assert not any(process.requests for process in engine._compiler._processes.values())
+    engine.close()
+
+
 def test_a_step_with_masks_is_not_overlapped(folder: Path) -> None:
     engine = engine_for(folder, async_scheduling=True)
     _, steps = run(engine, [("json", 0.7)])
@@ -180,8 +219,13 @@ def test_a_recorded_run_is_decided_again_and_its_masks_have_a_price(folder, tmp_
 @pytest.mark.parametrize("overlapped", [False, True])
 def test_others_run_while_a_grammar_is_compiled_and_that_is_decided_again(folder, tmp_path, monkeypatch, overlapped):
     engine = engine_for(folder, async_scheduling=overlapped, max_num_seqs=3, max_num_batched_tokens=24)
-    make = engine.grammars.make
-    monkeypatch.setattr(engine.grammars, "make", lambda written: sleep(0.03) or make(written))
+    compiled = engine._compiler.compiled
+
+    def late(wait: bool = False) -> Any:
+        sleep(0.03)
+        return compiled(wait)
+
+    monkeypatch.setattr(engine._compiler, "compiled", late)
     hang_up = {3: 10_000_000, 5: 200_000_000}  # while it is compiled, and while it runs or has ended
     requests = [
         WorkloadRequest(id, id * 500_000, (("", 20),), 15, structured=id % 2 == 1, cancel_ns=hang_up.get(id))

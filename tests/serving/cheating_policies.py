@@ -1,10 +1,8 @@
 """Policies that would win by lying about their work, one way each. All plan within the limits."""
 
-import sys
 from dataclasses import replace
 
 from tests.stand_in import StandIn
-from tokentwin.serving.cost_model import TokenCost
 from tokentwin.serving.kv.blocks import Hit
 from tokentwin.serving.policies.vllm import VllmScheduler
 from tokentwin.serving.request import Status
@@ -238,43 +236,3 @@ class AnotherPlan(VllmScheduler):
         cheap = StepPlan(plan.seq, plan.decodes, plan.lag)
         cheap.decode_rows = 1
         return cheap
-
-
-class Free:
-    def cpu_ns(self, plan):
-        return 0
-
-    def step_ns(self, plan):
-        return 1
-
-    def decode_run_ns(self, rows, context, squares, steps):
-        return [1] * steps
-
-
-class ReplacesTheCost(VllmScheduler):
-    """Finds its caller, and gives it another cost model."""
-
-    def schedule(self):
-        frame = sys._getframe()
-        while frame is not None:
-            replica = frame.f_locals.get("self")
-            if hasattr(replica, "_cost") and hasattr(replica, "_policy"):
-                replica._cost = Free()
-            frame = frame.f_back
-        return super().schedule()
-
-
-class ReplacesPrices(VllmScheduler):
-    """Replaces the step times of a class of cost models."""
-
-    def schedule(self):
-        TokenCost.step_ns = Free.step_ns
-        return super().schedule()
-
-
-class ReplacesCode(VllmScheduler):
-    """Replaces the step times of a class of cost models, in the function itself."""
-
-    def __init__(self, config, **more):
-        super().__init__(config, **more)
-        TokenCost.step_ns.__code__ = Free.step_ns.__code__

@@ -135,7 +135,7 @@ class PromisesAlone(VllmScheduler):
             self.admit_waiting(plan, left)
 
     def steady_steps(self):
-        return self.decodes.steps_to_exit() - 1 if self.decodes.members and not self.unsteady else 0
+        return self.decodes.true_steps_to_exit() - 1 if self.decodes.members and not self.unsteady else 0
 
 
 class EndsNobody(VllmScheduler):

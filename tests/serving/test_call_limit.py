@@ -2,137 +2,112 @@
 
 import subprocess
 import sys
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tokentwin.serving.deployments.config import Deployment
 from tokentwin.serving.errors import UserError, one_line, raised, shown
-from tokentwin.serving.scheduler import find_policy
-from tokentwin.serving.step_plan import StepPlan
-from tokentwin.serving.user_code.call_limit import Fault, limited, time_limit, watching
-from tokentwin.serving.user_code.own_cost import own_cost
-from tokentwin.serving.user_code.plugins import user_threads
+from tokentwin.serving.user_code.call_limit import Fault, limited
+from tokentwin.sim.checks.policy_check import check_policy, check_policy_apart
 
-LOOP = "while True: pass"
-MAKES = """
+CODE = """
+import os, threading, time
+from concurrent.futures import ThreadPoolExecutor
 from tokentwin.serving.policies.vllm import VllmScheduler
 
-class Mine(VllmScheduler):
+class Loops(VllmScheduler):
+    def schedule(self):
+        while True: pass
+
+class Made(VllmScheduler):
     def __init__(self, config, **engine):
         super().__init__(config, **engine)
-        while True: pass
+        time.sleep(1e6)
+
+class Swallows(VllmScheduler):
+    def schedule(self):
+        while True:
+            try: time.sleep(1e6)
+            except BaseException: pass
+
+class Threads(VllmScheduler):
+    def schedule(self):
+        threading.Thread(target=time.sleep, args=(1e6,), name="mine").start()
+        return super().schedule()
+
+class Pools(VllmScheduler):
+    def __init__(self, config, **engine):
+        super().__init__(config, **engine)
+        self.workers = ThreadPoolExecutor(1, "mine")
+        self.workers.submit(time.sleep, 1e6)
+
+class Tidy(VllmScheduler):
+    def schedule(self):
+        thread = threading.Thread(target=int)
+        thread.start()
+        thread.join()
+        return super().schedule()
+
+class Exits(VllmScheduler):
+    def schedule(self):
+        os._exit(7)
+
+def endless(plan):
+    while True: pass
 """
-THREAD = """
-import threading, time
-
-def run():
-    while True: time.sleep(0.001)
-
-threading.Thread(target=run).start()
-
-class Mine: pass
-"""
-SWALLOWS = """
-import time
-while True:
-    try: time.sleep(1e6)
-    except BaseException: pass
-"""
+SHORT = "import tokentwin.serving.user_code.call_limit as c; c.CALL_LIMIT_S = 0.3; c.GRACE_S = 0.2; c._LONGER = 2; "
+LIMIT = "the limit of one call"
 
 
-@pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokentwin.serving.user_code.call_limit.CALL_LIMIT_S", 0.05)
-
-
-def make_policy(file: Path) -> None:
-    find_policy(f"{file}:Mine")(Deployment().scheduler)
-
-
-def price(file: Path) -> None:
-    cost, plan = own_cost(f"{file}:Mine", Deployment()), StepPlan.from_amounts(decode_rows=3)
-    cost.step_ns(plan)
-    list(cost.decode_run_ns(3, 60, 1200, 2))
+def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "mine.py").write_text(CODE)
+    (folder / "t.jsonl").write_text('{"arrival_s": 0, "prompt_tokens": 40, "output_tokens": 9}\n' * 8)
+    (folder / "d.yaml").write_text("scheduler: {num_blocks: 200}")
+    code = f"{SHORT}import sys; from tokentwin.cli import main; main()"
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
 
 
 @pytest.mark.parametrize(
-    ("call", "code", "says"),
+    ("policy", "cost", "says"),
     [
-        (make_policy, LOOP, "cannot be imported: import() has not returned after 0.3 s"),
-        (make_policy, f"def __getattr__(name):\n    {LOOP}", "cannot be imported: hasattr() has not returned"),
-        (make_policy, MAKES, "cannot be made: Mine() has not returned after 0.3 s, the limit of one call"),
-        (make_policy, THREAD, "starts a thread when it is imported, which does not end"),
-        (
-            price,
-            f"def Mine(plan):\n    {LOOP}",
-            "step_ns has not returned after 0.05 s, the limit of one call in a step",
-        ),
-        (price, f"class Mine:\n    def __init__(self):\n        {LOOP}\n    def step_ns(self, plan): return 1", "made"),
-        (
-            price,
-            f"class Mine:\n    def step_ns(self, plan): return 1\n    def decode_run_ns(self, *run):\n        {LOOP}",
-            "decode_run_ns has not returned after 0.05 s",
-        ),
+        ("mine.py:Loops", "", f"mine.py:Loops': step 0: schedule() has not returned after 0.3 s, {LIMIT}"),
+        ("mine.py:Made", "", f"mine.py:Made': cannot be made: Made() has not returned after 0.6 s, {LIMIT}"),
+        ("mine.py:Swallows", "", f"call: 'schedule()': has not returned after 0.3 s, {LIMIT}"),
+        ("mine.py:Threads", "", "thread: 'mine and "),
+        ("mine.py:Pools", "", "thread: 'mine_0': of your code does not end; join it, or make it a daemon"),
+        ("vllm", "mine.py:endless", "step_ns endless() has not returned after 0.3 s"),
+        ("mine.py:Tidy", "", ""),
     ],
 )
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("in_thread", [False, True])
-def test_what_never_returns_is_one_line(call: Any, code: str, says: str, in_thread: bool, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(code)
-    lines: list[str] = []
-
-    def attempt() -> None:
-        with pytest.raises(UserError) as caught:
-            call(tmp_path / "mine.py")
-        lines.append(str(caught.value))
-
-    if in_thread:
-        thread = threading.Thread(target=attempt)
-        thread.start()
-        thread.join()
-    else:
-        attempt()
-    assert says in lines[0] and "\n" not in lines[0]
-    assert not user_threads()
+def test_what_never_ends_ends_a_command_in_one_line(policy: str, cost: str, says: str, tmp_path: Path) -> None:
+    timed = ("--calibration", cost, "-d", "d.yaml") if cost else ("--gpu", "H100")
+    done = command(tmp_path, "simulate", "t.jsonl", *timed, "--no-band", "--policy", policy, "-o", "run")
+    assert done.returncode == (2 if says else 0), done
+    assert says in done.stderr and done.stderr.count("\n") == bool(says), done
+    left = {path.name for path in (tmp_path / "run").glob("*.parquet")}
+    assert bool(left) == (not says or "thread:" in says)  # a run that ended is kept, of another nothing is
 
 
-def test_a_call_is_ended_after_one_limit_not_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ticks come ten times in a limit, so that a call which begins just after one is seen for little more than that."""
-    seen = []
-    monkeypatch.setattr(
-        "tokentwin.serving.user_code.call_limit.signal.setitimer", lambda which, first, then=0.0: seen.append(first)
-    )
-    with watching():
-        limited(int)
-    assert seen == [0.005, 0.0]
+@pytest.mark.parametrize(
+    ("name", "limit_s", "says"),
+    [
+        ("Swallows", 2.0, "is under way after 2 s, the limit of the whole check"),
+        ("Threads", 60.0, "starts threads that do not end: mine and "),
+        ("Exits", 60.0, "ends the process in which it is checked"),
+    ],
+)
+def test_a_check_of_what_never_ends_ends(name: str, limit_s: float, says: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(CODE)
+    checked = check_policy_apart(f"{tmp_path}/mine.py:{name}", limit_s)
+    (broken,) = checked.findings
+    assert not checked.holds and broken.rule == "time" and says in broken.broken["plain"]
 
 
-def test_all_calls_together_have_a_limit_too() -> None:
-    calls = 0
-    with (
-        watching(),
-        time_limit(0.01),
-        pytest.raises(Fault, match=r"int\(\) was under way after 0.01 s, the limit of a"),
-    ):
-        while True:
-            limited(int)
-            calls += 1
-    assert calls and limited(int) == 0
-
-
-def test_what_catches_its_own_end_takes_the_process_along(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(SWALLOWS)
-    code = (
-        "import tokentwin.serving.user_code.call_limit as c; c.CALL_LIMIT_S = 0.05; import sys; "
-        "from tokentwin.cli import main; main()"
-    )
-    command = [sys.executable, "-c", code, "policy", "check", f"{tmp_path}/mine.py:Mine"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "call: 'import()': catches what would end it" in done.stderr
+def test_a_check_in_a_process_of_its_own_finds_the_same() -> None:
+    assert check_policy_apart("vllm", 60.0) == check_policy("vllm")
+    with pytest.raises(UserError, match="must be vllm, static"):
+        check_policy_apart("nobody", 60.0)
 
 
 # What it raises and returns may be anything

@@ -5,12 +5,9 @@ from typing import Any
 
 import pytest
 
-from tokentwin.serving.compiled_core import COMPILED_CORE, CORE
 from tokentwin.serving.contract import Breach
 from tokentwin.serving.cost_model import TokenCost
 from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
-from tokentwin.serving.errors import UserError
-from tokentwin.serving.scheduler import find_policy
 from tokentwin.serving.workload import Workload, WorkloadRequest
 from tokentwin.sim.cluster import Cluster
 from tokentwin.sim.run_log import TableSink
@@ -83,38 +80,3 @@ def test_a_cheat_is_one_line(name: str, steps: bool, overlapped: bool) -> None:
     with pytest.raises(Breach, match=says) as caught:
         run(f"{CHEATS}:{name}", steps, overlapped)
     assert caught.value.rule == rule and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("ReplacesTheCost", "router: .*:ReplacesTheCost': replaces the cost model of replica 0, which is"),
-        (
-            "ReplacesPrices",
-            r"policy or router: .*:ReplacesPrices': replaces tokentwin.serving.cost_model.TokenCost.step_ns, which",
-        ),
-        (
-            "ReplacesCode",
-            r"policy or router: .*:ReplacesCode': replaces tokentwin.serving.cost_model.TokenCost.step_ns, which",
-        ),
-    ],
-)
-def test_what_replaces_prices_is_one_line(name: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = TokenCost.step_ns.__code__
-    monkeypatch.setattr(TokenCost, "step_ns", TokenCost.step_ns)  # put back at the end
-    if CORE != COMPILED_CORE or name != "ReplacesTheCost":  # which has no frames to find a replica in
-        with pytest.raises(UserError, match=says):
-            run(f"{CHEATS}:{name}", steps=True, overlapped=False)
-    monkeypatch.undo()
-    TokenCost.step_ns.__code__ = before
-
-
-def test_what_replaces_prices_when_it_is_imported_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TokenCost, "step_ns", TokenCost.step_ns)
-    (tmp_path / "mine.py").write_text(
-        "import tokentwin.serving.cost_model as c\nc.TokenCost.step_ns = lambda self, plan: 1\n"
-    )
-    with pytest.raises(
-        UserError, match=r"replaces tokentwin.serving.cost_model.TokenCost.step_ns, .*, when it is imported"
-    ):
-        find_policy(f"{tmp_path}/mine.py:Mine")

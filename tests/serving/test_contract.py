@@ -1,6 +1,5 @@
 """Every plan is held against the deployment's limits, and whatever a policy does wrong is one line."""
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -82,28 +81,6 @@ def test_a_policy_of_ones_own_waits_for_tokens_in_earlier_pipeline_stages() -> N
             continue
         with pytest.raises(UserError, match=r"step \d+, request \d+: decodes again in fewer than 3 plans"):
             cluster.run(WORKLOAD)
-
-
-@pytest.mark.parametrize("thread", [False, True])
-@pytest.mark.parametrize("name", ["Loops", "Sleeps"])
-def test_a_call_that_never_returns_is_ended(name: str, thread: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name == "Sleeps" and thread:
-        pytest.skip("only the main thread is woken from a sleep")
-    monkeypatch.setattr("tokentwin.serving.user_code.call_limit.CALL_LIMIT_S", 0.05)
-    messages: list[str] = []
-
-    def attempt() -> None:
-        with pytest.raises(UserError) as caught:
-            run(f"{FAILING}:{name}")
-        messages.append(str(caught.value))
-
-    if thread:
-        runner = threading.Thread(target=attempt)
-        runner.start()
-        runner.join()
-    else:
-        attempt()
-    assert "step 0: schedule() has not returned after 0.05 s, the limit of one call" in messages[0]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

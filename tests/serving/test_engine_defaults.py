@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tokentwin.serving.deployments.config import Deployment, parse
-from tokentwin.serving.deployments.engine_defaults import defaults_taken, engine_defaults, with_engine_defaults
+from tokentwin.serving.deployments.engine_defaults import engine_defaults, with_engine_defaults
 from tokentwin.serving.deployments.gpu_spec import find_gpu
 from tokentwin.serving.deployments.kv_capacity import kv_capacity
 from tokentwin.serving.deployments.kv_layout import most_held
@@ -64,12 +64,11 @@ def test_whole_prompts_have_a_budget_for_the_longest() -> None:
 
 def test_what_is_stated_stays_and_the_rest_is_told() -> None:
     stated = deployment(scheduler={"max_num_seqs": 64})
-    made = with_engine_defaults(stated, find_gpu("H100"))
+    made, line = with_engine_defaults(stated, find_gpu("H100"))
     assert [getattr(made.scheduler, name) for name in NAMES] == [64, 8192, True]
     taken = "defaults of vllm 0.33 on H100: max_num_batched_tokens 8,192, async_scheduling true, max_model_len 131,072"
-    assert defaults_taken(stated, find_gpu("H100")) == taken
-    assert defaults_taken(made, find_gpu("H100")) == ""
-    assert with_engine_defaults(made, find_gpu("L4")) == made
+    assert line == taken
+    assert with_engine_defaults(made, find_gpu("L4")) == (made, "")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +82,7 @@ def test_what_is_stated_stays_and_the_rest_is_told() -> None:
 )
 def test_a_request_may_have_the_models_length_or_what_the_kv_cache_holds(gpu: str, model: str, longest: int) -> None:
     spec, stated = find_gpu(gpu), deployment(model=model)
-    made = with_engine_defaults(stated, spec)
+    made, _ = with_engine_defaults(stated, spec)
     assert made.scheduler.max_model_len == longest
     if gpu == "L4":
         room = kv_capacity(find_model(model), spec, made).num_blocks
@@ -98,7 +97,7 @@ def test_a_request_may_have_the_models_length_or_what_the_kv_cache_holds(gpu: st
     ],
 )
 def test_what_is_never_split_keeps_the_usual_length(scheduler: dict[str, Any]) -> None:
-    made = with_engine_defaults(deployment(scheduler=scheduler), find_gpu("H100"))
+    made, _ = with_engine_defaults(deployment(scheduler=scheduler), find_gpu("H100"))
     assert made.scheduler.max_model_len == 8192
 
 

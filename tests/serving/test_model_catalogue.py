@@ -205,13 +205,27 @@ def test_the_verb_lists_and_inspects() -> None:
         (["Qwen3-32B", "--tp", "3"], "tensor_parallel_size: 3"),
         (["Qwen3-32B", "--quantization", "int3"], "options.quantization: 'int3'"),
         (["Qwen3-32B-AWQ", "--quantization", "fp8"], "quantization: 'fp8': is not how Qwen3-32B-AWQ is stored (int4)"),
-        (["Qwen3-32B", "--gpu", "L4"], "has no room for KV blocks beside the weights of Qwen3-32B"),
     ],
 )
 def test_the_verb_refuses_in_one_line(arguments: list[str], says: str) -> None:
     failed = CliRunner().invoke(model, ["inspect", *arguments]).exception
     assert isinstance(failed, UserError)
     assert says in str(failed)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "needs"),
+    [
+        ("GLM-4.6", "GLM-4.6 (the shapes of GLM-4.5): ", "  smallest TP 8  on GB10 *, H200"),
+        ("qwen3-coder-480b-a35b", "Qwen3-Coder-480B-A35B: ", "needs 894.4 GiB for weights, and 253,952 bytes for"),
+        ("meta-llama/Llama-3.1-70B-Instruct", "Llama-3.1-70B-Instruct (the shapes of Llama-3.1-70B)", "1  on B200"),
+    ],
+)
+def test_a_model_that_does_not_fit_says_what_it_needs(name: str, first: str, needs: str) -> None:
+    shown = CliRunner().invoke(model, ["inspect", name])
+    assert shown.exit_code == 0 and shown.output.startswith(first), shown.output
+    assert needs in shown.output
+    assert shown.output.endswith(f"{name} does not fit: there is no room for KV blocks\n")
 
 
 def test_a_configuration_is_piped() -> None:

@@ -24,11 +24,11 @@ from tokentwin.serving.deployments.multimodal import MultimodalConfig
 from tokentwin.serving.errors import UserError
 from tokentwin.serving.policies.fair import FairScheduler
 from tokentwin.serving.policies.sglang_scheduler import SglangScheduler
-from tokentwin.serving.policies.sjf import predicted_tokens
+from tokentwin.serving.predictions import predicted_tokens
 from tokentwin.serving.request import Request
 from tokentwin.serving.scheduler import Scheduler, find_policy
 from tokentwin.serving.step_plan import StepPlan
-from tokentwin.serving.workload import Item, Workload, WorkloadRequest
+from tokentwin.serving.workload import PRIVATE, Item, Workload, WorkloadRequest
 from tokentwin.sim.cluster import Cluster
 from tokentwin.sim.run_log import TableSink
 from tokentwin.traces.metrics.run_metrics import RunMetrics
@@ -234,6 +234,15 @@ def test_under_sarathi_no_decode_waits_and_chunks_get_the_rest(num_blocks: int, 
         decoding = {r.id for r in scheduler.running.values() if r.known + r.placeholders - r.computed == 1}
 
     drive(scheduler, traffic(chance, 20), look=look)
+
+
+def test_sarathi_alone_is_not_vllm() -> None:
+    def first_step(policy: str) -> int:
+        scheduler = find_policy(policy)(SchedulerConfig(max_num_batched_tokens=4096), shares_prefixes=False)
+        scheduler.add(WorkloadRequest(0, 0, ((PRIVATE, 3000),), 5))
+        return scheduler.schedule().tokens
+
+    assert (first_step("sarathi"), first_step("vllm")) == (512, 3000)
 
 
 def decodes_lost_to_chunks(policy: str) -> int:
@@ -655,7 +664,7 @@ def test_sglang_keeps_nothing_of_requests_that_have_gone() -> None:
             scheduler.commit(plan)
     assert all(gone.values()) and not scheduler.requests
     kept = scheduler._preemption
-    for left in (scheduler.leaving, scheduler.running, scheduler._rank, kept._joined, kept._known, kept._cached):
+    for left in (scheduler.leaving, scheduler.running, kept._joined, kept._known, kept._cached):
         assert not left
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.oracles.live_conformance import COST, random_recording, with_windows
 from tests.budget import examples
 from tests.serving import naive_vllm
 from tokentwin.serving.deployments.config import SchedulerConfig
@@ -19,7 +20,6 @@ from tokentwin.serving.kv.content import SegmentContent
 from tokentwin.serving.policies.vllm import VllmScheduler
 from tokentwin.serving.request import Status
 from tokentwin.serving.workload import WorkloadRequest
-from tokentwin.sim.checks.live_conformance import COST, random_recording, with_windows
 
 DATA = Path(__file__).parents[1] / "data"
 

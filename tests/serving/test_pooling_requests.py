@@ -95,7 +95,7 @@ def test_an_encoder_holds_no_blocks_and_gives_no_tokens() -> None:
 )
 def test_settings_follow_from_the_model_as_in_vllm(model: str, gpu: str, settings: tuple) -> None:
     """Length, token budget, chunked prefill, prefix caching and KV; async scheduling is off for all of them."""
-    config = with_kv_groups(with_engine_defaults(Deployment(model=model), find_gpu(gpu))).scheduler
+    config = with_kv_groups(with_engine_defaults(Deployment(model=model), find_gpu(gpu))[0]).scheduler
     assert settings[:1] + settings[2:] == (
         config.max_model_len, config.enable_chunked_prefill, config.enable_prefix_caching, config.kv_reservation
     )  # fmt: skip

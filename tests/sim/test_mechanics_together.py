@@ -145,6 +145,10 @@ drafts = st.fixed_dictionaries(
     }
 )
 
+orders = st.sampled_from(
+    [{"policy": "fcfs"}, {"policy": "priority"}, {"policy": "priority", "priority_scheduling_preemption_threshold": 0}]
+)
+
 
 @st.composite
 def engines(draw, tiered=True):
@@ -166,7 +170,8 @@ def engines(draw, tiered=True):
         "long_prefill_token_threshold": draw(st.sampled_from([0, 9])),
         "scheduler_reserve_full_isl": draw(st.booleans()),
         "watermark": draw(st.sampled_from([0.0, 0.1])),
-        "policy": draw(st.sampled_from(["fcfs", "priority"])),
+        **draw(orders),
+        "scheduler_recv_interval": draw(st.sampled_from([1, 9])),
         "enable_prefix_caching": "tiers" in kind or draw(st.booleans()),
         "async_scheduling": "overlapped" in kind,
         "speculative": proposals,

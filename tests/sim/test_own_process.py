@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.sim.fleet_samples import COST
+from tokentwin.api import simulate, sweep
 from tokentwin.serving.deployments.config import Deployment
 from tokentwin.serving.deployments.fleet import FleetConfig, PoolConfig
 from tokentwin.serving.errors import UserError
@@ -62,3 +63,15 @@ def test_what_goes_wrong_in_it_is_one_line(tmp_path, body, says) -> None:
 def test_a_process_that_is_nowhere_is_one_line() -> None:
     with pytest.raises(UserError, match="does not exist"):
         run("nowhere.py:mine")
+
+
+def test_it_runs_once_and_not_again_for_the_bands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text("def mine(clock, fleet):\n    print('begun')\n    yield clock.until(5)\n")
+    fleet = {"processes": [f"{tmp_path}/mine.py:mine"]}
+    deployment = {"model": "Llama-3.1-8B", "device": "cuda", "fleet": fleet}
+    run = simulate(TRAFFIC, deployment, gpu="H100", out=tmp_path / "run")
+    assert capsys.readouterr().out.count("begun") == 1 and run.bands is None
+    assert "without bands, because fleet.processes run once" in run.trust.reason
+    base = {"deployment": deployment, "gpu": "H100", "workload": TRAFFIC}
+    swept = sweep({"base": base, "grid": {"replicas": [None]}, "bands": True}, tmp_path / "swept", jobs=1)
+    assert swept.runs["status"].to_pylist() == ["complete"]

@@ -7,12 +7,11 @@ import pytest
 from click.testing import CliRunner
 
 from tokentwin.commands.router import router
-from tokentwin.sim.checks.router_check import RULES, check_router
+from tokentwin.sim.checks.router_check import RULES, check_router, check_router_apart
 from tokentwin.sim.router import ROUTERS
 
 BROKEN = """
 import random
-from tokentwin.serving.cost_model import TokenCost
 
 class First:
     def choose(self, request, replicas):
@@ -47,11 +46,6 @@ class Loops:
         while True:
             pass
 
-class Replaces:
-    def choose(self, request, replicas):
-        TokenCost.step_ns = lambda self, plan: 1
-        return replicas[0]
-
 class Scans:
     def choose(self, request, replicas):
         return min(replicas, key=lambda replica: replica.outstanding_requests)
@@ -85,18 +79,16 @@ def test_our_own_routers_keep_their_rules(name: str) -> None:
         ("Remembers", "choice", "choose() returned a replica, which is none of"),
         ("Shortens", "requests", "it came with output_len"),
         ("Writes", "calls", "a router may not write outstanding_requests of a replica (mine.py, line"),
-        ("Loops", "time", "choose() has not returned after 0.05 s"),
-        ("Replaces", "code", "replaces tokentwin.serving.cost_model.TokenCost.step_ns"),
     ],
 )
-def test_a_broken_rule_is_named(name: str, rule: str, says: str, routers: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name == "Loops":
-        monkeypatch.setattr("tokentwin.serving.user_code.call_limit.CALL_LIMIT_S", 0.05)
-    from tokentwin.serving.cost_model import TokenCost
-
-    monkeypatch.setattr(TokenCost, "step_ns", TokenCost.step_ns)  # put back at the end
+def test_a_broken_rule_is_named(name: str, rule: str, says: str, routers: str) -> None:
     broken = {rule: what for rule, what in check_router(f"{routers}:{name}", {}).broken.items() if what}
     assert list(broken) == [rule] and says in broken[rule]
+
+
+def test_a_router_that_never_returns_ends_the_check(routers: str) -> None:
+    found = check_router_apart(f"{routers}:Loops", {}, 2.0)
+    assert found.broken == {"time": "is under way after 2 s, the limit of the whole check"} and not found.holds
 
 
 def test_what_may_be_chosen_is_said(routers: str) -> None:

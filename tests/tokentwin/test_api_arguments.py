@@ -16,6 +16,7 @@ from tokentwin.planning.request import Timing
 from tokentwin.planning.scenario import Scenario
 from tokentwin.planning.sweep.settings import SweepSettings
 from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import WorkloadRequest
 
 TRAFFIC: dict[str, Any] = {
     "requests": 2,
@@ -130,3 +131,23 @@ def test_a_wrong_argument_is_one_line(
             call(**{**usual, parameter: value})
         assert "\n" not in str(caught.value), value
     assert {path.name for path in tmp_path.iterdir()} <= {"folder", "file.txt"}
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"requests": 5},
+        {"requests": "abc"},
+        {"requests": [5]},
+        {"requests": [], "name": 3},
+        {"requests": [], "concurrency": 0},
+        {"requests": [], "until_ns": 1.5},
+        {"requests": [WorkloadRequest(0, 0, (("", 5),), "x")]},  # type: ignore[arg-type]
+        {"requests": [WorkloadRequest(0, 0, (("", 5),), 3, tenant=object())]},  # type: ignore[arg-type]
+        {"requests": [WorkloadRequest(0, 2**70, (("", 5),), 3)]},
+    ],
+)
+def test_a_workload_of_nonsense_is_refused(nonsense: dict[str, Any]) -> None:
+    with pytest.raises(UserError) as refused:
+        tokentwin.simulate(tokentwin.Workload(**nonsense), {"model": "Llama-3.1-8B"}, gpu="H100")
+    assert len(str(refused.value).splitlines()) == 1

@@ -83,7 +83,7 @@ def test_the_commands_that_are_left_out_are_few() -> None:
     """Those that take nothing, or would begin what takes long: the engine, a server, a download."""
     left = {name for name, _ in commands()} - {*REST, *MAY_WORK}
     without = {"calibrate", "conformance", "dashboard", "demo", "gpus", "model fetch", "model list", "serve"}
-    assert left <= {*without, "validate external", "validate decisions"}
+    assert left <= {*without, "validate external"}
 
 
 @pytest.mark.parametrize(
@@ -98,6 +98,9 @@ def test_the_commands_that_are_left_out_are_few() -> None:
         ("plan t.yaml --slo 'ttft_ms p99<=900' --gpu H100 --tp 1,", "tp: '1,': has a comma without a name"),
         ("plan t.yaml --slo 'ttft_ms p99<=900' --gpu H100 --vary max_num_seqs=-1,5", "max_num_seqs: -1: must be at le"),
         ("compare --trace t.yaml --gpu '' --b policy=fair", "gpu: '': must not be empty"),
+        ("dashboard --served-as 'a b/c'", "served-as: 'a b/c': is no host name"),
+        ("dashboard --served-as https://twin.example", "served-as: 'https://twin.example': is no host name"),
+        ("serve --twin --gpu H100 --model Llama-3.1-8B --allowed-hosts 'a b/c'", "allowed-hosts: 'a b/c': is no host"),
     ],
 )
 def test_what_would_be_ignored_is_refused(arguments, line, tmp_path, monkeypatch, capsys):

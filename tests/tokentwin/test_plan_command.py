@@ -10,7 +10,10 @@ from click.testing import CliRunner, Result
 
 from tests.planning.plan_samples import traffic
 from tokentwin.cli import cli
-from tokentwin.planning.plan.candidates import candidate_engines, long_enough
+from tokentwin.options import listed
+from tokentwin.planning.costs import named_prices
+from tokentwin.planning.deployments import long_enough
+from tokentwin.planning.plan.candidates import candidate_engines
 from tokentwin.planning.plan.vllm_command import vllm_command, vllm_command_of
 from tokentwin.planning.traffic import Offered, planned_traffic
 from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
@@ -119,6 +122,19 @@ def test_traffic_that_is_no_specification_is_refused(tmp_path: Path, content: st
     for path in (bad, tmp_path / "none.yaml", tmp_path / "none.csv"):
         with pytest.raises(UserError):
             plan(path, "--slo", EASY, "--gpu", "H100")
+
+
+def test_names_of_gpus_may_have_blanks(shape: Path) -> None:
+    """And are those of the catalogue, whatever a candidate, its price and its spot price are called."""
+    spot = ("--spot", "rtx pro 6000=0.5, H100 SXM=1", "--interruptions-per-hour", "0.1")
+    words = ("--gpu", "RTX PRO 6000,NVIDIA H100,H100", "--price", "RTX-PRO-6000=1.5 H100=9", "--slo", EASY, *spot)
+    told = plan(shape, *words).stdout
+    assert (
+        "1 x TP1 RTX-PRO-6000 spot = 1 GPU, $0.50/h. " in told
+        and "1 replica x TP1 RTX-PRO-6000 = 1 GPU, $1.50/h. " in told
+    )
+    assert "1 × TP1 H100 " in told and "$9.00" in told and "NVIDIA" not in told
+    assert named_prices(("A100 80G=2",)) == {"A100-80G": 2.0} and listed("tp", ("1 2,4",)) == ["1", "2", "4"]
 
 
 # Candidates

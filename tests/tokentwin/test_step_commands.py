@@ -139,10 +139,10 @@ def test_blocks_that_are_stated_do_not_follow_from_memory(trace: Path, tmp_path:
 
 
 def test_a_file_that_names_no_model_gets_the_usual_one(trace: Path, tmp_path: Path) -> None:
-    (tmp_path / "edf.yaml").write_text("policy: edf\n")
-    assert simulated(trace, tmp_path / "out", "-d", str(tmp_path / "edf.yaml")).exit_code == 0
+    (tmp_path / "fair.yaml").write_text("policy: fair\n")
+    assert simulated(trace, tmp_path / "out", "-d", str(tmp_path / "fair.yaml")).exit_code == 0
     found = recorded(tmp_path / "out")
-    assert (found["model"], found["policy"], found["device"]) == ("Llama-3.1-8B", "edf", "cuda")
+    assert (found["model"], found["policy"], found["device"]) == ("Llama-3.1-8B", "fair", "cuda")
     assert found["scheduler"]["num_blocks"] > 20_000  # by the memory of an H100
 
 

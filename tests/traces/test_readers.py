@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tokentwin.serving.errors import UserError
 from tokentwin.serving.workload import WorkloadRequest
-from tokentwin.traces.formats.parquet import SCHEMA, write_parquet
+from tokentwin.traces.formats.parquet import write_parquet
+from tokentwin.traces.formats.request_table import SCHEMA
 from tokentwin.traces.formats.trace_file import READERS, read_workload
 from tokentwin.traces.recording_writer import RecordingWriter
 from tokentwin.traces.reshape import spread_ticks

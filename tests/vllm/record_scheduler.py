@@ -1,6 +1,6 @@
 """Record vLLM's scheduler on a virtual clock: `python -m tests.vllm.record_scheduler OUT SCENARIO.json ...`.
 
-Needs an interpreter that can import vllm; no model runs. A scenario is one of `tokentwin.vllmside.virtual_clock`; its recording
+Needs an interpreter that can import vllm; no model runs. A scenario is one of `lab.oracles.vllm_clock`; its recording
 goes to the directory of its name in OUT.
 """
 
@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tokentwin.vllmside import virtual_clock
+from lab.oracles import vllm_clock
 from tokentwin.vllmside.recording_scheduler import RecordingScheduler
 
 
@@ -24,13 +24,13 @@ def main(out: Path, paths: list[Path]) -> None:
         made.append(RecordingScheduler(*args, **kwargs))
         return made[-1]
 
-    virtual_clock.Scheduler = virtual_clock.AsyncScheduler = recording  # type: ignore[misc, assignment]
+    vllm_clock.Scheduler = vllm_clock.AsyncScheduler = recording  # type: ignore[misc, assignment]
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(virtual_clock._MODEL))
+        (Path(folder) / "config.json").write_text(json.dumps(vllm_clock._MODEL))
         for path in paths:
             os.environ["TOKENTWIN_RECORD"] = str(out / path.stem)
             try:
-                virtual_clock.record(json.loads(path.read_text()), folder)
+                vllm_clock.record(json.loads(path.read_text()), folder)
             except Exception as error:  # what vLLM refuses or cannot end is recorded as far as it goes
                 print(path.stem, repr(error)[:200])
             while made:

@@ -28,12 +28,15 @@ SCHEDULER = {
 
 
 def traffic() -> Workload:
-    """Return requests faster than they can be served, with three system prompts; some clients hang up."""
+    """Return requests with three system prompts; some clients hang up.
+
+    The requests come almost at once, so that a machine of any speed has to preempt.
+    """
     spec = {
         "name": "x",
         "seed": 3,
         "requests": 60,
-        "arrivals": {"kind": "poisson", "rate": 100},
+        "arrivals": {"kind": "poisson", "rate": 100_000},
         "prompt": {"kind": "lognormal", "mean": 60, "sigma": 0.8, "max": 200},
         "output": {"kind": "lognormal", "mean": 12, "sigma": 0.8, "max": 60},
         "system_prompts": {"count": 3, "tokens": {"kind": "fixed", "tokens": 64}},

@@ -40,11 +40,12 @@ class ShortestPrompt(RankedScheduler):
 
 
 def traffic(requests: int = 40) -> Workload:
+    """Return requests that come almost at once, so that a machine of any speed has to preempt."""
     spec = {
         "name": "x",
         "seed": 3,
         "requests": requests,
-        "arrivals": {"kind": "poisson", "rate": 50},
+        "arrivals": {"kind": "poisson", "rate": 50_000},
         "prompt": {"kind": "lognormal", "mean": 60, "sigma": 0.8, "max": 200},
         "output": {"kind": "lognormal", "mean": 12, "sigma": 0.8, "max": 60},
         "system_prompts": {"count": 3, "tokens": {"kind": "fixed", "tokens": 64}},
@@ -92,7 +93,8 @@ def test_adapters_are_loaded_timed_and_decided_again(deployed: Callable[..., Dep
     save_adapters(tmp_path / "adapters", 4)
     lora = {"max_loras": 2, "max_lora_rank": 8, "max_cpu_loras": 3, "adapters": str(tmp_path / "adapters")}
     names = ("adapter0", "adapter1", "", "adapter2", "adapter3", "adapter0")
-    asked = [replace(one, adapter=names[one.id % len(names)]) for one in traffic().requests]
+    # vLLM 0.32 on a CPU fails if a step samples for several requests and scores the prompt of one, with adapters
+    asked = [replace(one, adapter=names[one.id % len(names)], scores_prompt=False) for one in traffic().requests]
     with closing(load_engines(deployed(lora=lora), lambda line: None)) as engine:
         engine.record(Workload(asked, "adapted"), tmp_path / "run")
         with pytest.raises(UserError, match=r"adapter: 'nobody': has no adapter_config.json"):

@@ -67,10 +67,12 @@ def bench(
       tokentwin bench trace.csv --url http://localhost:8000 -o measured
     """
     from tokentwin.serving.errors import UserError
+    from tokentwin.traces.live_recording import recover
 
     request = requested(Offered, {name: given.pop(name) for name in Offered.model_fields})
     target = {name: given.pop(name) for name in BenchTarget.model_fields}
     replay = {name: given.pop(name) for name in _OF_A_REPLAY}
+    recover(Path(out))
     if (Path(out) / "runs.parquet").exists() and not force:
         raise UserError("out", out, "contains a recording; replace it with --force, or choose another directory")
     if target["url"] is None:
@@ -159,13 +161,14 @@ def _replay(
 
     workload = request.workload()
 
-    from tokentwin.planning.measure.real_engine import fitting, load_engines, record_run, runs_on_vllm
+    from tokentwin.planning.measure.real_engine import check_replays, fitting, load_engines, record_run, runs_on_vllm
     from tokentwin.planning.measure.vllm_engine import VllmEngine
     from tokentwin.serving.errors import UserError
 
     say = partial(click.echo, err=True)
     if time_operations and runs_on_vllm(deployment):
         raise UserError("time-operations", None, "works only with our own engine; leave it out with vLLM")
+    check_replays(workload, deployment, [Path(out)], force)
     with closing(load_engines(deployment, say)) as engine:
         from tokentwin.realengine.offered_workload import at_once
 

@@ -1,4 +1,4 @@
-"""`tokentwin conformance`: our schedulers against vLLM's and SGLang's own, recorded or installed."""
+"""`tokentwin conformance`: our schedulers against recordings of vLLM's and SGLang's own."""
 
 from __future__ import annotations
 
@@ -8,39 +8,26 @@ from tokentwin.serving.errors import UserError
 
 
 @click.command()
-@click.argument("recordings", nargs=-1, type=click.Path())
+@click.argument("recordings", nargs=-1, required=True, type=click.Path())
 @click.option("--policy", help="Policy, by name or as path/to/file.py:Class; by default that of the recorded engine.")
-@click.option("--live", metavar="ENGINE", help="Compare with this vLLM or SGLang on random scenarios: a release, a "
-              "virtual environment that has it, or the folder of an unpacked wheel.")  # fmt: skip
-@click.option("--python", help="With --live: Python interpreter that runs the engine.")
-@click.option("--scenarios", default=20, show_default=True, type=click.IntRange(1, 100_000),
-              help="With --live: number of scenarios of each kind (priorities, drafts, ...).")  # fmt: skip
-@click.option(
-    "--seed", default=0, show_default=True, help="With --live: seed of the first scenario; the others count up."
-)
-def conformance(
-    recordings: tuple[str, ...], policy: str | None, live: str | None, python: str | None, scenarios: int, seed: int
-) -> None:
+def conformance(recordings: tuple[str, ...], policy: str | None) -> None:
     """Replay RECORDINGS of vLLM's or SGLang's scheduler with our own, and compare every decision.
 
-    The command prints one line for each recording or, with --live, for each kind of scenario. The exit status is 1 if
-    any decision differs.
+    The command prints one line for each feature (the first word of a recording's name), a total, and every difference.
+    The exit status is 1 if any decision differs, otherwise 2 if a file is no such recording.
     """
-    if bool(recordings) == (live is not None):
-        raise UserError("recordings", None, "must be given without --live, and left out with it")
-    if live is not None:
-        from tokentwin.sim.checks.live_conformance import conform_live, lines
-        from tokentwin.sim.checks.live_engines import find_engine
+    from tokentwin.sim.checks.conformance import by_feature, conform, lines
 
-        outcome = conform_live(find_engine(live, python), scenarios, seed, policy)
-        click.echo("\n".join(lines(outcome)))
-        raise SystemExit(0 if outcome.identical else 1)
-    from tokentwin.sim.checks.conformance import conform
-
-    different = 0
+    results, refused = [], 0
     for recording in recordings:
-        result = conform(recording, policy)
-        click.echo(str(result))
-        different += not result.identical
-    if different:
+        try:
+            results.append(conform(recording, policy))
+        except UserError as error:
+            click.echo(f"tokentwin: {error}", err=True)
+            refused += 1
+    for line in lines(by_feature(results)):
+        click.echo(line)
+    if not all(result.identical for result in results):
         raise SystemExit(1)
+    if refused:
+        raise SystemExit(2)

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from tokentwin.serving.errors import UserError
+from tokentwin.serving.host_name import check_host_name
 
 
 @click.command()
@@ -44,6 +45,8 @@ def dashboard(
     """Open the dashboard on the recordings and reports in RUNS_DIR (by default ./runs)."""
     if runs_dir is not None and not runs_dir.is_dir():
         raise UserError("RUNS_DIR", str(runs_dir), "is not a directory; give a directory with recordings")
+    for name in served_as:
+        check_host_name("served-as", name)
     for package in ("streamlit", "plotly", "duckdb"):
         if find_spec(package) is None:
             raise UserError("dashboard", package, "is not installed; pip install 'tokentwin[dashboard]'")

@@ -54,9 +54,9 @@ def explain(gpu: str, calibration: str | None, style: str, deployment_file: str 
     from tokentwin.calibration.steps.explanation import token_life
     from tokentwin.calibration.steps.external_calibration import predicted_cost
     from tokentwin.calibration.steps.step_cost import Calibration
-    from tokentwin.planning.costs import calibration_in
+    from tokentwin.planning.resolution import calibration_in
     from tokentwin.serving.deployments.config import Deployment
-    from tokentwin.serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
+    from tokentwin.serving.deployments.engine_defaults import with_engine_defaults
     from tokentwin.serving.deployments.gpu_spec import find_gpu
     from tokentwin.serving.errors import UserError
 
@@ -66,7 +66,7 @@ def explain(gpu: str, calibration: str | None, style: str, deployment_file: str 
     refuse_engine_flags(given)
     stated = read_deployment(deployment_file, given, Deployment(model="Llama-3.1-8B", device="cuda"))
     spec = find_gpu(gpu)
-    deployment, defaults = with_engine_defaults(stated, spec), defaults_taken(stated, spec)
+    deployment, defaults = with_engine_defaults(stated, spec)
     speculative = deployment.scheduler.speculative
     drafts = speculative.num_speculative_tokens if speculative else 0
     sizes = uniform_step(rows, context, prompts, chunk, past, drafts)

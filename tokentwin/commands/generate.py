@@ -49,7 +49,8 @@ def generate(
 
     Without --deployment the model is SmolLM2. Prompt and answer have at most 2048 tokens (--max-model-len).
     """
-    from tokentwin.planning.measure.real_engine import load_engine
+    from tokentwin.planning.home import home
+    from tokentwin.planning.measure.real_engine import load_engine, need_torch
     from tokentwin.serving.deployments.config import Deployment, SchedulerConfig, parse
     from tokentwin.serving.errors import UserError
 
@@ -62,15 +63,23 @@ def generate(
         raise UserError(
             "model", deployment.model, "has random weights, so it cannot answer a prompt; use smollm2 or a model folder"
         )
-    engine = load_engine(deployment, partial(click.echo, err=True), warm=False)
-
+    need_torch()
     from tokentwin.realengine.generate import stream
+    from tokentwin.realengine.models.weights import model_folder
     from tokentwin.realengine.sampling import SamplingParams
+    from tokentwin.realengine.tokenizer import Tokenizer
 
+    sampling = SamplingParams(temperature, top_k, top_p, seed)
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})
-    sampling = SamplingParams(temperature, top_k, top_p, seed)
-    with closing(engine):
+    folder, room_tokens = model_folder(deployment.model, home()), deployment.scheduler.max_model_len
+    tokens = len(Tokenizer(folder).chat(messages)) if folder else 0
+    if deployment.scheduler.full_length(tokens, max_tokens) > room_tokens:
+        remedy = (
+            f"and {tokens} tokens of the prompt exceed max_model_len {room_tokens}; lower it, or raise max_model_len"
+        )
+        raise UserError("max-tokens", max_tokens, remedy)
+    with closing(load_engine(deployment, partial(click.echo, err=True), warm=False)) as engine:
         for text in stream(engine, messages, max_tokens, sampling, stop, grammar):
             click.echo(text, nl=False)
     click.echo()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tokentwin.options import Finite
+from tokentwin.options import Finite, options_of
 from tokentwin.serving.answers.figures import shown_number
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
 from tokentwin.tables import print_table
 
 if TYPE_CHECKING:
     from tokentwin.serving.deployments.model_spec import ModelSpec
+
+options = options_of(SchedulerConfig, Deployment, default_of="a deployment's default", default=None)
 
 
 @click.group()
@@ -54,87 +58,46 @@ def list_models() -> None:
 @model.command()
 @click.argument("name")
 @click.option("--gpu", default="H100", help="Name of a GPU (see `tokentwin gpus`), or a YAML file that describes one.")
-@click.option(
-    "--tp",
-    "tensor_parallel_size",
-    default=1,
-    type=click.IntRange(1, 64),
-    help="Tensor-parallel size: number of GPUs that share each layer.",
+@options(
+    "--tp=tensor_parallel_size --pp=pipeline_parallel_size --dtype --quantization --kv-cache-dtype --block-size "
+    "--utilization=gpu_memory_utilization --max-num-seqs --max-num-batched-tokens --engine"
 )
-@click.option(
-    "--pp",
-    "pipeline_parallel_size",
-    default=1,
-    type=click.IntRange(1, 64),
-    help="Pipeline-parallel size: number of stages.",
-)
-@click.option("--dtype", default="bfloat16", type=click.Choice(["bfloat16", "float16", "float32"]))
-@click.option(
-    "--quantization",
-    default="none",
-    help="Quantization of the weights: fp8, int4, ...; none keeps the checkpoint's format.",
-)
-@click.option("--kv-cache-dtype", default="auto", help="Type of the KV cache: auto (as --dtype) or fp8.")
-@click.option("--block-size", default=16, type=click.IntRange(min=1), help="Tokens in a KV block.")
-@click.option(
-    "--utilization",
-    "gpu_memory_utilization",
-    default=0.9,
-    type=Finite(0, 1, min_open=True),
-    help="vLLM's gpu_memory_utilization.",
-)
-@click.option(
-    "--max-num-seqs",
-    type=click.IntRange(min=1),
-    help="Maximum number of running requests; by default vLLM's default on the GPU.",
-)
-@click.option(
-    "--max-num-batched-tokens",
-    type=click.IntRange(min=1),
-    help="Maximum number of tokens in one step; by default vLLM's default on the GPU.",
-)
-@click.option("--engine", help="Engine and release, e.g. 'vllm 0.9.0': old releases count other memory.")
 @click.option("--graph-gib", default=0.0, type=Finite(0), help="Memory that vLLM reserves for CUDA graphs, in GiB.")
-def inspect(
-    name: str,
-    gpu: str,
-    block_size: int,
-    max_num_seqs: int | None,
-    max_num_batched_tokens: int | None,
-    graph_gib: float,
-    **settings: Any,
-) -> None:
-    """Estimate the memory of weights and activations, and the number of KV blocks, of NAME on a GPU.
+def inspect(name: str, gpu: str, graph_gib: float, **given: Any) -> None:
+    """Estimate the memory of weights, activations and KV blocks of NAME on a GPU, and the GPUs that it needs.
 
     NAME is a known model, a config.json or its folder.
     """
-    from tokentwin.serving.deployments.config import Deployment, parse
+    from tokentwin.serving.deployments.config import parse
     from tokentwin.serving.deployments.editions import check_edition
-    from tokentwin.serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
+    from tokentwin.serving.deployments.engine_defaults import with_engine_defaults
     from tokentwin.serving.deployments.gpu_spec import find_gpu
-    from tokentwin.serving.deployments.kv_capacity import kv_capacity
+    from tokentwin.serving.deployments.kv_capacity import UTILIZATION, kv_capacity
     from tokentwin.serving.deployments.kv_layout import kv_groups, kv_tokens, most_held, most_states, with_states
     from tokentwin.serving.deployments.model_catalogue import find_model
-    from tokentwin.serving.errors import UserError
 
     spec, device = find_model(name), find_gpu(gpu)
-    check_edition(name, settings["quantization"])
-    limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-    given = {limit: value for limit, value in limits.items() if value is not None}
-    stated = parse(Deployment, {**settings, "model": name, "scheduler": {"block_size": block_size, **given}}, "options")
-    deployment = with_states(spec, with_engine_defaults(stated, device))
+    settings = {field: value for field, value in given.items() if value is not None}
+    check_edition(name, settings.get("quantization", "none"))
+    scheduler = {field: settings.pop(field) for field in SchedulerConfig.model_fields if field in settings}
+    own = {"gpu_memory_utilization": UTILIZATION, **settings, "model": name, "scheduler": scheduler}
+    stated = parse(Deployment, own, "options")
+    whole, defaults = with_engine_defaults(stated, device)
+    deployment = with_states(spec, whole)
     capacity = kv_capacity(spec, device, deployment, int(graph_gib * 1024**3))
-    click.echo(_described(spec))
-    if taken := defaults_taken(stated, device):
-        click.echo(taken)
+    click.echo(_described(name, spec))
+    for line in _needed(spec, stated):
+        click.echo(line)
+    if defaults:
+        click.echo(defaults)
     click.echo(f"{deployment.gpus} x {device.name}, GiB on each:")
     for what, gib in capacity.explain():
         click.echo(f"  {what:28}{gib:10,.2f}")
     low, high = capacity.interval
     blocks = capacity.num_blocks
     if not high:
-        remedy = f"has no room for KV blocks beside the weights of {spec.name}; use more devices or a larger device"
-        raise UserError("gpu", gpu, remedy)
+        click.echo(f"  {name} does not fit: there is no room for KV blocks")
+        return
     click.echo(f"  {blocks:,} KV blocks of {capacity.block / 1024:,.0f} KiB, plausibly {low:,} to {high:,} blocks")
     groups = kv_groups(spec, deployment)
     longest = min(deployment.scheduler.max_model_len, spec.max_positions)
@@ -148,7 +111,7 @@ def inspect(
         click.echo(f"  = {kv_tokens(config):,} tokens, if requests have {longest:,} tokens")
         return
     if not groups:
-        click.echo(f"  = {blocks * block_size:,} tokens")
+        click.echo(f"  = {blocks * deployment.scheduler.block_size:,} tokens")
         return
     config = deployment.scheduler.model_copy(update={"kv_groups": groups, "max_model_len": longest})
     full, window = groups.count(0), max(groups)
@@ -157,9 +120,37 @@ def inspect(
     click.echo(f"  a request of {longest:,} tokens holds at most {most_held(config, longest):,} blocks")
 
 
-def _described(spec: ModelSpec) -> str:
+def _needed(spec: ModelSpec, stated: Deployment) -> Iterator[str]:
+    """Yield the memory of the weights and of a token's KV, and the smallest TP on each GPU of the catalogue."""
+    from tokentwin.serving.answers.figures import shown_gib
+    from tokentwin.serving.deployments.gpu_spec import gpus
+    from tokentwin.serving.deployments.kv_capacity import weight_bytes
+    from tokentwin.serving.deployments.kv_layout import kv_bytes_per_token
+    from tokentwin.serving.deployments.smallest_engine import smallest_tensor_parallel_size
+
+    alone = stated.model_copy(update={"tensor_parallel_size": 1, "pipeline_parallel_size": 1})
+    kv = kv_bytes_per_token(stated, None, "kv")
+    yield f"needs {shown_gib(weight_bytes(spec, alone))} for weights, and {kv:,} bytes for the KV of each token"
+    listed = gpus()
+    sizes = {name: smallest_tensor_parallel_size(spec, stated, gpu) for name, gpu in listed.items()}
+    crossing = [name for name, size in sizes.items() if size and size > (listed[name].linked_gpus or size)]
+    for size in sorted(filter(None, set(sizes.values()))):
+        names = (f"{name} *" if name in crossing else name for name, least in sizes.items() if least == size)
+        yield f"  smallest TP {size:<2} on {', '.join(names)}"
+    if none := [name for name, size in sizes.items() if size is None]:
+        yield f"  no TP up to 64 on {', '.join(none)}"
+    if crossing:
+        yield "  * these are more GPUs than one link joins"
+
+
+def _described(name: str, spec: ModelSpec) -> str:
+    from tokentwin.serving.deployments.model_catalogue import PIPE, models
+
+    asked = name.rsplit("/", 1)[-1]
+    own = name == PIPE or Path(name).expanduser().exists() or spec.name not in models()
+    named = spec.name if own or asked.lower() == spec.name.lower() else f"{asked} (the shapes of {spec.name})"
     active = f", {shown_number(spec.active_parameters / 1e9)} B active" if spec.num_experts else ""
     stored = "" if spec.checkpoint_quantization == "none" else f", published in {spec.checkpoint_quantization}"
     kv = f"{spec.kv_bytes_per_token(2):,} KV bytes per token in 16 bits"
-    text = f"{spec.name}: {spec.family}, {shown_number(spec.parameters / 1e9, 4)} B parameters{active}{stored}; {kv}"
+    text = f"{named}: {spec.family}, {shown_number(spec.parameters / 1e9, 4)} B parameters{active}{stored}; {kv}"
     return f"{text}\nextrapolated: {spec.approximated}" if spec.approximated else text

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +13,9 @@ from tokentwin.options import NO_TRAFFIC, listed, options_of, requested, traffic
 from tokentwin.planning.plan.request import FleetRequest, PlanRequest
 from tokentwin.saved_answer import AnswerOutput, answering
 from tokentwin.serving.errors import UserError
+
+if TYPE_CHECKING:
+    from tokentwin.planning.plan.document import PlanDocument
 
 INFEASIBLE = 4  # exit status
 
@@ -51,7 +55,8 @@ def plan(
     --output with --rate, --users or --concurrency make traffic up. All fleets get the same arrivals, or the same users.
 
     With --save or --format json the answer also says what happens with more or less traffic, and with more or fewer
-    replicas. `tokentwin export` writes a saved answer as a report.
+    replicas. The file has the fleet as soon as it is known, and the rest later. `tokentwin export` writes a saved
+    answer as a report.
 
     With --measured the predictions learn from runs of your own server: a file states the GPU, or --gpu names exactly
     one, and --deployment is what the server ran. The calibration is kept, and `-c` names it next time.
@@ -97,15 +102,32 @@ def plan(
         if not borne.feasible:
             sys.exit(INFEASIBLE)
         return
-    with telling() as tell:
+    shown = False
+    with ExitStack() as bars:
+        tell = bars.enter_context(telling())
+
+        def on_tables(document: PlanDocument) -> None:
+            """Print what is known, because the curves that follow are saved and not printed."""
+            nonlocal tell, shown
+            output.keep(document)
+            if output.style != "json":
+                bars.close()  # a bar would be in the way
+                output.show(document)
+                sys.stdout.flush()
+                shown, tell = True, bars.enter_context(telling())
+
         document = planner.plan(
             request,
             jobs=jobs,
             surroundings=output.whole,
             say=lambda line: click.echo(f"tokentwin: {line}", err=True),
-            tell=tell,
+            on_answer=output.keep,
+            on_tables=on_tables,
+            tell=lambda stage, share: tell(stage, share),
         )
-    output.finish(document)
+    output.keep(document)
+    if not shown:
+        output.show(document)
     if not document.feasible:
         sys.exit(INFEASIBLE)
 

@@ -32,9 +32,9 @@ def check(name: str, limit_s: float, style: str) -> None:
     whether requests can starve, and whether the time to plan a decode step grows with the batch. These two do not
     change the exit status.
     """
-    from tokentwin.sim.checks.policy_check import check_policy
+    from tokentwin.sim.checks.policy_check import check_policy_apart
 
-    result = check_policy(name, limit_s)
+    result = check_policy_apart(name, limit_s)
     if style == "json":
         click.echo(json.dumps({**asdict(result), "holds": result.holds}))
     else:

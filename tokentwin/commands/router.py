@@ -33,9 +33,9 @@ def check(name: str, settings: tuple[str, ...], limit_s: float, style: str) -> N
     how evenly requests are spread, and whether a choice takes longer in a large fleet. These two do not change the exit
     status.
     """
-    from tokentwin.sim.checks.router_check import RULES, check_router
+    from tokentwin.sim.checks.router_check import RULES, check_router_apart
 
-    result = check_router(name, dict(map(_setting, settings)), limit_s)
+    result = check_router_apart(name, dict(map(_setting, settings)), limit_s)
     if style == "json":
         click.echo(json.dumps({**asdict(result), "holds": result.holds}))
     else:

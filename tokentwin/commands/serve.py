@@ -21,7 +21,6 @@ SECTIONS = {
     "HTTP": ("host", "port", "api_workers", "allowed_hosts", "api_key_file", "tls_cert", "tls_key"),
     "OpenAI's API": (
         *("served_model_name", "lora_modules", "tool_call_parser", "enable_prompt_tokens_details"),
-        "stored_responses",
         "enable_sleep_mode",
     ),
     "Limits": ("max_requests", "request_timeout", "client_timeout", "body_limit"),
@@ -51,6 +50,7 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
             raise UserError("serve", package, "is not installed; pip install 'tokentwin[server]'")
     from tokentwin.apiserver.supervisor import serve as serve_until_stopped
     from tokentwin.planning.deployments import read_deployment, refuse_engine_flags, served
+    from tokentwin.planning.resolution import base_deployment
     from tokentwin.serving.deployments.config import Deployment
 
     for name in ("output_tokens", "kv_events", "kv_links", "failures"):
@@ -65,7 +65,7 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
     settings = requested(ServeSettings, {**asked, "twin": twin})
     if twin:
         refuse_engine_flags(flags)
-    otherwise = served() if twin else None
+    otherwise = base_deployment(settings.calibration, settings.gpu) if twin else None
     if not twin and flags["device"] is None and Path("/dev/nvidiactl").exists():
         otherwise = served().model_copy(update={"model": Deployment().model})  # the GPU of this machine
     deployment = read_deployment(deployment_file, flags, otherwise)
@@ -73,9 +73,9 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
     if twin:
         from tokentwin.apiserver.backends import tokenizer_folder
         from tokentwin.planning.learn.front_door import learnt_front_door
-        from tokentwin.planning.scenario import whole_deployment
+        from tokentwin.planning.resolution import resolved_fleet
 
-        deployment, defaults = whole_deployment(deployment, settings.calibration, settings.gpu)
+        deployment, defaults = resolved_fleet(deployment, settings.calibration, settings.gpu)
         if (door := learnt_front_door(settings.calibration)) is not None:
             left_out = f"the {door.outside_ms:.1f} ms that a request took outside the learnt engine are not added"
             defaults = (f"{left_out}: this API server has its own times", *defaults)

@@ -64,17 +64,16 @@ def simulate(
     single settings of the deployment. With --gpu the number of KV blocks follows from the GPU's memory, unless the
     deployment states it.
     """
-    from tokentwin.planning.costs import base_deployment, check_timed, named_prices
+    from tokentwin.planning.costs import check_timed, named_prices
     from tokentwin.planning.deployments import read_deployment, refuse_engine_flags
     from tokentwin.planning.learn.front_door import learnt_front_door
     from tokentwin.planning.made_up import assumed
-    from tokentwin.planning.plan.candidates import long_enough
     from tokentwin.planning.priced_scenario import with_fleet
+    from tokentwin.planning.resolution import base_deployment
     from tokentwin.planning.simulation import recorded
     from tokentwin.run_table import print_metrics, print_reasons, print_tiers
     from tokentwin.serving.errors import UserError
     from tokentwin.serving.front_door import FrontDoor
-    from tokentwin.traces.synth import parse_spec, synthesise
     from tokentwin.traces.without_pandas import spare_pandas
 
     spare_pandas()
@@ -87,9 +86,7 @@ def simulate(
     calibration, gpu, replicas, router = (given.pop(name) for name in ("calibration", "gpu", "replicas", "router"))
     site = {name: given.pop(name) for name in ("pue", "grid_gco2_per_kwh")}
     check_timed(calibration, gpu)
-    deployment = read_deployment(deployment_file, given, base_deployment(calibration))
-    if said and deployment_file is None and given["max_model_len"] is None:
-        deployment = long_enough(deployment, synthesise(parse_spec(workload)))
+    deployment = read_deployment(deployment_file, given, base_deployment(calibration, gpu))
     fleet = with_fleet(deployment, replicas, router)
     if acceptance is not None:
         fleet = _accepting(fleet, acceptance)

@@ -19,7 +19,7 @@ _LINES = 6  # largest number of lines about defaults
 @click.option(
     "--jobs", "-j", type=click.IntRange(min=1), help="Number of runs at the same time; by default one for each CPU."
 )
-@click.option("--dry-run", is_flag=True, help="Only print how many runs FILE describes.")
+@click.option("--dry-run", is_flag=True, help="Only print how many runs FILE describes, and about how long they take.")
 def sweep(
     file: str, out: Path, resume: bool, retry_failed: bool, executor: str, jobs: int | None, dry_run: bool
 ) -> None:
@@ -28,18 +28,22 @@ def sweep(
     OUT/runs is a hive-partitioned Parquet dataset with one row for each run. If a run fails, its row contains the
     error, and the exit status is 1.
     """
-    from tokentwin.planning.progress import telling
-    from tokentwin.planning.sweep.executors import find_executor
     from tokentwin.planning.sweep.settings import load_sweep
-    from tokentwin.planning.sweep.sweep import Sweep
     from tokentwin.serving.errors import UserError
 
     if retry_failed and not resume:
         raise UserError("retry-failed", None, "needs --resume, which continues the sweep in --out; give both")
-    prepared = Sweep.from_settings(load_sweep(file))
+    settings = load_sweep(file)
     if dry_run:
-        click.echo(f"{len(prepared.points)} runs")
+        from tokentwin.planning.sweep.estimate import sweep_estimate
+
+        click.echo(sweep_estimate(settings, jobs))
         return
+    from tokentwin.planning.progress import telling
+    from tokentwin.planning.sweep.executors import find_executor
+    from tokentwin.planning.sweep.sweep import Sweep
+
+    prepared = Sweep.from_settings(settings)
     for line in (*prepared.seen_by, *prepared.defaults[:_LINES]):
         click.echo(line)
     if len(prepared.defaults) > _LINES:

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from tokentwin.commands.validate_decisions import decisions
 from tokentwin.commands.validate_external import external
 from tokentwin.commands.validate_front_door import front_door
 from tokentwin.options import Finite, options_of, requested
@@ -37,14 +36,13 @@ def validate() -> None:
     `validate REAL... -c CALIBRATION -o OUT` is short for `validate runs ...`. It compares decisions, step times and
     latencies with recordings of our own engine (rungs 1 to 3). `validate external` compares with published
     measurements of other engines, or with your own server (rung 4). `validate front-door` compares with latencies
-    that clients of `tokentwin serve` saw (rung 6). `validate decisions` scores choices among measured configurations
-    (rung 7). Rung 5 checks the 90 % bands of rungs 3 and 4.
+    that clients of `tokentwin serve` saw (rung 6). Rung 5 checks the 90 % bands of rungs 3 and 4. Rung 7, choices
+    among measured configurations, is `python -m lab.decisions` in a checkout of the repository.
     """
 
 
 validate.add_command(external)
 validate.add_command(front_door)
-validate.add_command(decisions)
 
 
 @validate.command()

@@ -51,15 +51,17 @@ def front_door(
     CLIENTS are recordings of `tokentwin bench --url`. Repeated recordings of one run give the noise floor.
     """
     from tokentwin.commands.validate_external import write_results
-    from tokentwin.planning.costs import base_deployment, check_timed
+    from tokentwin.planning.costs import check_timed
     from tokentwin.planning.deployments import read_deployment
     from tokentwin.planning.measure.front_door import clients_table, hold_against_clients
     from tokentwin.planning.priced_scenario import with_fleet
+    from tokentwin.planning.resolution import base_deployment
     from tokentwin.serving.answers.terminal import print_report
     from tokentwin.serving.front_door import FrontDoor
 
     check_timed(calibration, gpu)
-    deployment = with_fleet(read_deployment(deployment_file, flags, base_deployment(calibration)), replicas, router)
+    stated = read_deployment(deployment_file, flags, base_deployment(calibration, gpu))
+    deployment = with_fleet(stated, replicas, router)
     scenario = {"deployment": deployment, "gpu": gpu, "calibration": calibration}
     door = FrontDoor.load(front_door)
     rows = hold_against_clients(list(map(Path, clients)), scenario, door, list(map(Path, servers)))

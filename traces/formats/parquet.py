@@ -1,15 +1,15 @@
 """The trace format of this project: a Parquet file with one row per request, which stores every field exactly.
 
-Files are read and written in row groups, so a million requests need little memory. The prompt is a list of `{segment,
-tokens}`. Fields of the whole workload (name, concurrency, and whether prefixes are shared) are in the schema's
-metadata, because a file without requests has no rows that could hold them. The columns `adapter` and `items` are there
-only if a request has an adapter, or an image, a video or audio.
+Files are read and written in row groups of `tokentwin.traces.formats.request_table`. Fields of the whole workload
+(name, concurrency, and whether prefixes are shared) are in the schema's metadata, because a file without requests has
+no rows that could hold them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,67 +21,12 @@ from tokentwin.serving.errors import UserError, reason
 from tokentwin.serving.workload import Workload, WorkloadRequest
 from tokentwin.traces.distributions import LATEST_NS, LONGEST, TOO_LATE
 from tokentwin.traces.formats.items import items_of, wrong_item
+from tokentwin.traces.formats.request_table import LATER, ROW_GROUP, SCHEMA, SOMETIMES, WHOLE, RequestTable, batch_of
 
 MAGIC = b"PAR1"
 _PRIORITIES = 2**31  # limit of a priority's absolute value, because recordings store 32 bits
-ROW_GROUP = 8192
 
 _WORKLOAD = b"tokentwin.workload"
-_SEGMENT = pa.struct([pa.field("segment", pa.string(), nullable=False), pa.field("tokens", pa.int64(), nullable=False)])
-
-
-def _field(name: str, type_: pa.DataType, unit: str, definition: str, nullable: bool = False) -> pa.Field:
-    return pa.field(name, type_, nullable, metadata={"unit": unit, "definition": definition})
-
-
-SCHEMA = pa.schema(
-    [
-        _field("id", pa.int64(), "", "id of the request, unique in the workload"),
-        _field("arrival_ns", pa.int64(), "ns", "intended arrival, from the start of the workload"),
-        _field("prompt", pa.list_(pa.field("item", _SEGMENT, nullable=False)), "", "segments of the prompt"),
-        _field("prompt_len", pa.int64(), "tokens", "length of the prompt: the sum of its segments"),
-        _field("output_len", pa.int64(), "tokens", "tokens that it generates"),
-        _field("priority", pa.int64(), "", "smaller is more urgent"),
-        _field("tenant", pa.string(), "", "tenant, or empty"),
-        _field("slo_class", pa.string(), "", "SLO class, or empty"),
-        _field("session", pa.string(), "", "conversation it is a turn of, or empty"),
-        _field("turn", pa.int64(), "", "which turn, from 0"),
-        _field("think_ns", pa.int64(), "ns", "from the end of the turn before; null: it comes at arrival_ns", True),
-        _field("cancel_ns", pa.int64(), "ns", "when its client hangs up, if it still waits; null: it never does", True),
-        _field("structured", pa.bool_(), "", "whether its answer keeps to a grammar"),
-        _field(
-            "stop_ns", pa.int64(), "ns", "when a stop string ends its answer, if nothing has; null: none does", True
-        ),
-        _field("skip_reading_prefix_cache", pa.bool_(), "", "whether all of its prompt is computed, cached or not"),
-        _field("grammar_compile_ns", pa.int64(), "ns", "how long its grammar is compiled; until then it waits"),
-        _field("max_tokens", pa.int64(), "tokens", "most it may generate; null: as many as output_len", True),
-    ]
-)
-_ITEM = pa.struct(
-    [
-        pa.field(name, type_, nullable=False)
-        for name, type_ in (
-            ("offset", pa.int64()), ("tokens", pa.int64()), ("content", pa.string()), ("kind", pa.string()),
-            ("frames", pa.int64()),
-        )
-    ]
-)  # fmt: skip
-# Columns that only traces whose requests use them have.
-_SOMETIMES = (
-    _field("adapter", pa.string(), "", "LoRA adapter that answers it, or empty"),
-    _field("items", pa.list_(pa.field("item", _ITEM, nullable=False)), "", "images, videos and audio in the prompt"),
-    _field("changes_logits", pa.bool_(), "", "whether penalties, a bias or other rules change its logits"),
-    _field("scores_prompt", pa.bool_(), "", "whether log-probabilities of its prompt are wanted"),
-)
-_WHOLE = pa.schema([*SCHEMA, *_SOMETIMES])
-# Columns that traces may lack, and the values that stand for them.
-_LATER = {
-    "session": "", "turn": 0, "think_ns": None, "cancel_ns": None, "structured": False, "stop_ns": None,
-    "skip_reading_prefix_cache": False, "grammar_compile_ns": 0, "max_tokens": None, "adapter": "",
-    "items": (), "changes_logits": False, "scores_prompt": False,
-}  # fmt: skip
-
-
 # Fields of a workload that say which of its requests are sent and counted, with the value that counts all.
 _COUNTED: dict[str, int | None] = {"warm_up_ns": 0, "warm_up_requests": 0, "until_ns": None}
 
@@ -114,7 +59,7 @@ class ParquetReader:
             except (pa.ArrowException, OSError) as error:
                 raise UserError("trace", str(path), f"is damaged: {arrow_reason(error)}") from None
             return Workload(
-                requests=_StoredRequests(path, file.metadata.num_rows),
+                requests=RequestTable(file.metadata.num_rows, partial(_stored_batches, path)),
                 name=about["name"],
                 concurrency=about["concurrency"],
                 shares_prefixes=about["shares_prefixes"],
@@ -122,22 +67,6 @@ class ParquetReader:
                 warm_up_requests=about["warm_up_requests"],
                 until_ns=about["until_ns"],
             )
-
-
-class _StoredRequests:
-    """The requests of a Parquet trace; each iteration reads the file again."""
-
-    def __init__(self, path: Path, count: int) -> None:
-        self._path = path
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[WorkloadRequest]:
-        with pq.ParquetFile(self._path) as file:
-            for batch in _batches(file):
-                yield from _requests(batch)
 
 
 def write_parquet(workload: Workload, path: str | Path) -> None:
@@ -186,11 +115,11 @@ class WorkloadWriter:
             return
         names = self._schema.names
         used = [
-            field for field in _SOMETIMES if field.name in names or any(getattr(row, field.name) for row in self._rows)
+            field for field in SOMETIMES if field.name in names or any(getattr(row, field.name) for row in self._rows)
         ]
         if len(used) > len(names) - len(SCHEMA):
             self._begin_anew(pa.schema([*SCHEMA, *used]))
-        self._writer.write_batch(_batch(self._rows, self._schema))
+        self._writer.write_batch(batch_of(self._rows, self._schema))
         self._rows.clear()
         self._written = True
 
@@ -203,7 +132,7 @@ class WorkloadWriter:
             columns = [
                 before[field.name]
                 if field.name in before.column_names
-                else pa.array([_LATER[field.name]] * len(before), field.type)
+                else pa.array([LATER[field.name]] * len(before), field.type)
                 for field in schema
             ]
             self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema), row_group_size=ROW_GROUP)
@@ -217,50 +146,16 @@ class WorkloadWriter:
         self._writer.close()
 
 
+def _stored_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    with pq.ParquetFile(path) as file:
+        yield from _batches(file)
+
+
 def _batches(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
     """Yield batches of at most `ROW_GROUP` rows, with only the columns of this format."""
     return file.iter_batches(
-        batch_size=ROW_GROUP, columns=[name for name in file.schema_arrow.names if name in _WHOLE.names]
+        batch_size=ROW_GROUP, columns=[name for name in file.schema_arrow.names if name in WHOLE.names]
     )
-
-
-def _batch(rows: list[WorkloadRequest], schema: pa.Schema) -> pa.RecordBatch:
-    # Flat arrays and offsets are used because a list of dicts for each prompt would cost ten times as much.
-    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
-    np.cumsum([len(row.prompt) for row in rows], out=offsets[1:])
-    segments = pa.StructArray.from_arrays(
-        [
-            pa.array([name for row in rows for name, _ in row.prompt], pa.string()),
-            pa.array([tokens for row in rows for _, tokens in row.prompt], pa.int64()),
-        ],
-        fields=list(_SEGMENT),
-    )
-    prompts = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), segments, type=schema.field("prompt").type)
-    columns = [
-        prompts if field.name == "prompt" else pa.array([_stored(row, field.name) for row in rows], field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _stored(row: WorkloadRequest, name: str) -> object:
-    value = getattr(row, name)
-    return [item._asdict() for item in value] if name == "items" else value
-
-
-def _requests(batch: pa.RecordBatch) -> Iterator[WorkloadRequest]:
-    prompt = batch.column("prompt")
-    offsets = prompt.offsets.to_pylist()
-    values = prompt.values
-    segments = list(zip(values.field(0).to_pylist(), values.field(1).to_pylist(), strict=True))
-    fields = [
-        batch.column(name).to_pylist() for name in ("id", "arrival_ns", "output_len", "priority", "tenant", "slo_class")
-    ]
-    for name, absent in _LATER.items():
-        column = batch.column(name).to_pylist() if name in batch.schema.names else [absent] * batch.num_rows
-        fields.append([*map(items_of, column)] if name == "items" else column)
-    for row, (id_, arrival, output, *more) in enumerate(zip(*fields, strict=True)):
-        yield WorkloadRequest(id_, arrival, tuple(segments[offsets[row] : offsets[row + 1]]), output, *more)
 
 
 def _about(path: Path, schema: pa.Schema) -> dict:
@@ -269,9 +164,9 @@ def _about(path: Path, schema: pa.Schema) -> dict:
     if stored is None:
         remedy = "is a Parquet file, but not a tokentwin trace; the trace of a recording is its workload.parquet"
         raise UserError("trace", str(path), remedy)
-    for field in _WHOLE:
+    for field in WHOLE:
         index = schema.get_field_index(field.name)
-        if index < 0 and field.name in _LATER:
+        if index < 0 and field.name in LATER:
             continue
         if index < 0:
             raise UserError(f"{path}: {field.name}", None, "this column is missing; every tokentwin trace has it")
@@ -301,7 +196,7 @@ def _check(path: Path, file: pq.ParquetFile) -> None:
         rows.numbers("priority", least=-_PRIORITIES, most=_PRIORITIES - 1)
         rows.refuse_nulls("tenant", "slo_class")
         rows.refuse_nulls(
-            *(name for name, absent in _LATER.items() if absent is not None and name in batch.schema.names)
+            *(name for name, absent in LATER.items() if absent is not None and name in batch.schema.names)
         )
         rows.check_prompts()
         rows.check_items()

@@ -16,28 +16,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from tokentwin.serving.data_file import parse_json
 from tokentwin.serving.errors import UserError, reason
 from tokentwin.serving.workload import Workload, WorkloadRequest, shares_prefixes
 from tokentwin.traces.distributions import LATEST_NS, LONGEST, TOO_LATE
 from tokentwin.traces.formats.columns import Columns
+from tokentwin.traces.formats.request_table import RequestTable
 
 _LOG = logging.getLogger("tokentwin")
 _LOGGED = 10_000  # number of lines between log messages, about a second of reading
 _GZIP = b"\x1f\x8b"
 _LARGEST = 2**63 - 1
+_MOST_OBJECTS = 1 << 16  # number of requests kept as objects, which take 40 MB
 # Gzip compresses traces to about a tenth of their size. Data that was compressed a thousandfold is not a trace, and
 # unpacking it would take very long.
 _SMALL_BYTES = 8 << 20
 _MOST_PACKED = 100
 _LARGEST_DOCUMENT = 1 << 30  # bytes of one JSON array; all of ShareGPT has 0.7 GB
-_LONGEST_LINE_BYTES = 64 << 20  # a prompt of 2,147,483,647 tokens has 4,194,304 blocks
+LONGEST_LINE_BYTES = 64 << 20  # a prompt of 2,147,483,647 tokens has 4,194,304 blocks
 _INSTANT = re.compile(
     r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d)?)(?:(?<=:\d\d:\d\d)\.(\d{1,9}))? ?(Z|[+-]\d\d(?::?\d\d)?)?", re.ASCII
 )
+_DECIMAL_COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SAY_COLUMNS = "`tokentwin trace convert --columns`"
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character; a JSON escape can produce one
@@ -96,9 +103,12 @@ class Row:
             if match is None:
                 raise ValueError(text)
             second, fraction, offset = match.groups()
-            return _second_ns(second, offset or "Z") + int((fraction or "").ljust(9, "0"))
-        except ValueError:
+            instant_ns = _second_ns(second, offset or "Z") + int((fraction or "").ljust(9, "0"))
+        except (ValueError, OverflowError):
             raise self.error(field, text, "must look like 2023-11-16 18:15:46.6805900") from None
+        if abs(instant_ns) > _LARGEST:
+            raise self.error(field, text, "must be a date from 1678 to 2261")
+        return instant_ns
 
     def text(self, field: str) -> str:
         """Return a string; empty if the field is absent."""
@@ -153,7 +163,7 @@ def read_head(path: Path, size: int = 65536, what: str = "trace") -> bytes:
     Raises UserError about the thing `what` if the file cannot be read.
     """
     try:
-        with _open(path) as file:
+        with open_text(path) as file:
             return file.read(size)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(what, str(path), f"cannot be read: {reason(error)}") from None
@@ -162,10 +172,13 @@ def read_head(path: Path, size: int = 65536, what: str = "trace") -> bytes:
 def csv_rows(path: Path, *known: str, columns: Columns | None = None) -> Iterator[Row]:
     """Yield the rows under the header of a CSV file, without blank lines; `columns` has the fields of its columns.
 
+    With semicolons between the cells, as spreadsheets write them in many languages, numbers may have decimal commas.
     If `known` names columns, any other column raises UserError.
     """
     lines = (text for _, text in _numbered_lines(path))
-    reader = csv.reader(lines, strict=True)
+    first = next(lines, "")
+    between = delimiter(first)
+    reader = csv.reader(chain([first], lines), strict=True, delimiter=between)
     try:
         header: Sequence[str | None] = [name.strip() for name in next(reader)]
         if columns is not None:
@@ -181,12 +194,19 @@ def csv_rows(path: Path, *known: str, columns: Columns | None = None) -> Iterato
                 continue
             if len(cells) != len(header):
                 remedy = f"has {len(cells)} cells, but the header has {len(header)}"
-                raise UserError(f"{path}:{reader.line_num}", ",".join(cells), remedy)
+                raise UserError(f"{path}:{reader.line_num}", between.join(cells), remedy)
+            if between == ";":
+                cells = [cell.replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell) else cell for cell in cells]
             fields = dict(zip(header, map(str.strip, cells), strict=True))
             fields.pop(None, None)
             yield Row(path, reader.line_num, cast(dict[str, Any], fields))
     except csv.Error as error:
         raise UserError(f"{path}:{reader.line_num}", None, f"is not CSV: {error}") from None
+
+
+def delimiter(header: str) -> str:
+    """Return the character between the cells of a CSV file with this header: a semicolon if it has no comma."""
+    return ";" if ";" in header and "," not in header else ","
 
 
 def json_rows(path: Path, *known: str, columns: Columns | None = None) -> Iterator[Row]:
@@ -234,7 +254,7 @@ def json_objects(path: Path) -> Iterator[Row]:
         yield Row(path, number, fields, typed=True)
 
 
-def _open(path: Path) -> IO[bytes]:
+def open_text(path: Path) -> IO[bytes]:
     if path.exists() and not path.is_file():
         raise UserError("trace", str(path), "is not a regular file; save it to one first")
     with path.open("rb") as file:
@@ -271,10 +291,10 @@ class _Unpacked(io.RawIOBase):
 def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     line = 0
     try:
-        with _open(path) as file:
-            for line, data in enumerate(iter(partial(file.readline, _LONGEST_LINE_BYTES), b""), 1):
-                if len(data) == _LONGEST_LINE_BYTES:
-                    remedy = f"is longer than {_LONGEST_LINE_BYTES:,} bytes; end each request with a line break"
+        with open_text(path) as file:
+            for line, data in enumerate(iter(partial(file.readline, LONGEST_LINE_BYTES), b""), 1):
+                if len(data) == LONGEST_LINE_BYTES:
+                    remedy = f"is longer than {LONGEST_LINE_BYTES:,} bytes; end each request with a line break"
                     raise UserError(f"{path}:{line}", "line", remedy)
                 yield line, data.decode("utf-8-sig" if line == 1 else "utf-8")
                 if line % _LOGGED == 0:
@@ -285,8 +305,24 @@ def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise UserError(f"{path}:{line + 1}", None, f"cannot be read: {reason(error)}") from None
 
 
-def named_workload(path: Path, requests: list[WorkloadRequest]) -> Workload:
-    """Return the workload of a trace's sorted requests, named after the file. Raises UserError if there are none."""
+def since_first(path: Path, table: pa.Table) -> pa.Table:
+    """Return `table` with its column `arrival_ns` counted from the earliest. Raises UserError beyond 146 years."""
+    arrivals = table["arrival_ns"]
+    spread = pc.min_max(arrivals).as_py()
+    if len(table) and spread["max"] - spread["min"] > LATEST_NS:
+        remedy = "lasts longer than 146 years; correct its earliest or its latest timestamp"
+        raise UserError("trace", str(path), remedy)
+    at = table.schema.get_field_index("arrival_ns")
+    return table.set_column(at, "arrival_ns", pc.subtract(arrivals, spread["min"]))
+
+
+def named_workload(path: Path, requests: Sequence[WorkloadRequest] | RequestTable) -> Workload:
+    """Return the workload of a trace's sorted requests, named after the file. Raises UserError if there are none.
+
+    The requests of a long trace stay columns. Others become a list, because a plan passes over them many times.
+    """
     if not requests:
         raise UserError("trace", str(path), "holds no requests")
-    return Workload(requests, name=path.name.split(".")[0], shares_prefixes=shares_prefixes(requests))
+    share = requests.share_prefixes() if isinstance(requests, RequestTable) else shares_prefixes(requests)
+    kept = requests if len(requests) > _MOST_OBJECTS else list(requests)
+    return Workload(kept, name=path.name.split(".")[0], shares_prefixes=share)

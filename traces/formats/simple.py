@@ -1,4 +1,4 @@
-"""The simple format, for traces made by hand or by a script: CSV with a header, or JSON lines.
+"""The simple format, for traces made by hand or by a script: CSV with a header and commas or semicolons, or JSON lines.
 
 The required fields are one of `arrival_s`, `arrival_ms`, `arrival_ns` and `timestamp`, and `prompt_tokens` and
 `output_tokens` (0: a pooling request, for an embedding or a score). Optional fields are `id` (default: the index of the
@@ -15,16 +15,29 @@ and `timestamp_ns` are numbers of smaller units. The first arrival is then time 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from tokentwin.serving.errors import UserError
 from tokentwin.serving.workload import PRIVATE, Item, Segment, Workload, WorkloadRequest
 from tokentwin.traces.distributions import LONGEST
 from tokentwin.traces.formats.columns import Columns
 from tokentwin.traces.formats.items import items_of, wrong_item
-from tokentwin.traces.formats.rows import Row, csv_rows, json_rows, named_workload
+from tokentwin.traces.formats.request_table import RequestTable, table_of
+from tokentwin.traces.formats.rows import Row, csv_rows, json_rows, named_workload, since_first
+from tokentwin.traces.formats.text_columns import (
+    NotPlain,
+    are_dates,
+    csv_batches,
+    filled,
+    instants_ns,
+    texts,
+    times_ns,
+    whole_numbers,
+)
 
 _TIMESTAMP = "timestamp"
 _TIMESTAMPS = {_TIMESTAMP: 1_000_000_000, "timestamp_ms": 1_000_000, "timestamp_us": 1000, "timestamp_ns": 1}
@@ -40,11 +53,15 @@ class SimpleCsvReader:
     name = "simple CSV"
 
     def matches(self, head: bytes) -> bool:
-        """Return True for text with a comma in its first line, so that an error can name a wrong header."""
-        return b"\x00" not in head and b"," in head.lstrip().splitlines()[0]
+        """Return True for text with a comma or semicolon in its first line: an error can name a wrong header."""
+        return b"\x00" not in head and not {*b",;"}.isdisjoint(head.lstrip().splitlines()[0])
 
     def read(self, path: Path, columns: Columns = _USUAL) -> Workload:
-        return _workload(path, csv_rows(path, *FIELDS, columns=columns))
+        try:
+            table, timestamps = _plain(path, columns)
+        except NotPlain:
+            return _of_rows(path, csv_rows(path, *FIELDS, columns=columns))
+        return named_workload(path, RequestTable.in_memory(since_first(path, table) if timestamps else table))
 
 
 class SimpleJsonReader:
@@ -56,7 +73,7 @@ class SimpleJsonReader:
         return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
 
     def read(self, path: Path, columns: Columns = _USUAL) -> Workload:
-        return _workload(path, json_rows(path, *FIELDS, "prompt", "items", columns=columns))
+        return _of_rows(path, json_rows(path, *FIELDS, "prompt", "items", columns=columns))
 
 
 def read_with_columns(path: Path, head: bytes, stated: Mapping[str, str]) -> Workload:
@@ -71,32 +88,61 @@ def read_with_columns(path: Path, head: bytes, stated: Mapping[str, str]) -> Wor
     raise UserError("columns", str(path), "has no columns, because it is neither CSV nor JSON lines; leave them out")
 
 
-def _workload(path: Path, rows: Iterable[Row]) -> Workload:
-    where: dict[int, Row] = {}
-    requests: list[WorkloadRequest] = []
-    for row in rows:
-        request = _request(row, len(requests))
-        if request.id in where:
-            raise row.error("id", request.id, f"is already the id of line {where[request.id].line}; ids must be unique")
-        where[request.id] = row
-        requests.append(request)
-    requests = _from_first_timestamp(requests, where)
-    # The lines need not be sorted, because scripts merge logs. Requests with equal arrivals are ordered by id.
-    requests.sort(key=lambda request: (request.arrival_ns, request.id))
-    _check_outputs(requests, where)
-    return named_workload(path, requests)
+def _plain(path: Path, columns: Columns) -> tuple[pa.Table, bool]:
+    """Return the requests of a plain CSV file in its order, and whether their times are timestamps."""
+    tables, arrival = [], ""
+    for cells in csv_batches(path, *FIELDS, columns=columns):
+        arrival, *more = [field for field in _ARRIVALS if field in cells] or [""]
+        if more or not {arrival, "prompt_tokens", "output_tokens"} <= cells.keys():
+            raise NotPlain
+        dates = arrival == _TIMESTAMP and are_dates(cells[arrival])
+        fields = {
+            "arrival_ns": instants_ns(cells[arrival]) if dates else times_ns(cells[arrival], _ARRIVALS[arrival]),
+            "prompt_len": whole_numbers(cells["prompt_tokens"], 1, LONGEST),
+            "output_len": whole_numbers(cells["output_tokens"], 0, LONGEST),
+        }
+        fields |= {name: texts(cells[name]) for name in ("tenant", "slo_class", "adapter") if name in cells}
+        if "id" in cells:
+            fields["id"] = whole_numbers(cells["id"], 0, 2**63 - 1)
+        if "priority" in cells:
+            fields["priority"] = whole_numbers(filled(cells["priority"], "0"), -(2**31), 2**31 - 1)
+        if "max_tokens" in cells:
+            limits = whole_numbers(filled(cells["max_tokens"], str(LONGEST)), 1, LONGEST)
+            stated = pc.not_equal(cells["max_tokens"], "")
+            below = pc.or_(pc.less(limits, fields["output_len"]), pc.equal(fields["output_len"], 0))
+            if pc.any(pc.and_(stated, below)).as_py():
+                raise NotPlain
+            fields["max_tokens"] = pc.if_else(stated, limits, None)
+        tables.append(pa.table(fields))
+    table = pa.concat_tables(tables)
+    if "id" not in table.column_names:
+        table = table.append_column("id", pa.array(range(len(table))))
+    elif len(table["id"].unique()) < len(table):
+        raise NotPlain
+    return table, arrival in _TIMESTAMPS
 
 
-def _from_first_timestamp(requests: list[WorkloadRequest], where: dict[int, Row]) -> list[WorkloadRequest]:
-    """Return `requests` with arrivals relative to the earliest timestamp, if the trace has timestamps."""
-    timed = [not _TIMESTAMPS.keys().isdisjoint(where[request.id].fields) for request in requests]
-    if not any(timed):
-        return requests
-    if not all(timed):
-        row = where[requests[timed.index(False)].id]
-        raise row.error(_TIMESTAMP, None, "is missing; give every request one, or none")
-    earliest_ns = min(request.arrival_ns for request in requests)
-    return [replace(request, arrival_ns=request.arrival_ns - earliest_ns) for request in requests]
+def _of_rows(path: Path, rows: Iterable[Row]) -> Workload:
+    """Return the workload of the rows, which need not be sorted, because scripts merge logs."""
+    lines: dict[int, int] = {}
+    first: dict[bool, Row] = {}  # the first row with and without a timestamp
+
+    def requests() -> Iterator[WorkloadRequest]:
+        for row in rows:
+            request = _request(row, len(lines))
+            if request.id in lines:
+                remedy = f"is already the id of line {lines[request.id]}; ids must be unique"
+                raise row.error("id", request.id, remedy)
+            lines[request.id] = row.line
+            first.setdefault(not _TIMESTAMPS.keys().isdisjoint(row.fields), row)
+            yield request
+
+    table = table_of(requests())
+    if len(first) == 2:
+        raise first[False].error(_TIMESTAMP, None, "is missing; give every request one, or none")
+    ordered = RequestTable.in_memory(since_first(path, table) if True in first else table)
+    _check_outputs(path, ordered, lines)
+    return named_workload(path, ordered)
 
 
 def _request(row: Row, number: int) -> WorkloadRequest:
@@ -168,12 +214,12 @@ def _prompt(row: Row) -> tuple[Segment, ...]:
     return tuple(prompt)
 
 
-def _check_outputs(requests: list[WorkloadRequest], where: dict[int, Row]) -> None:
+def _check_outputs(path: Path, requests: Iterable[WorkloadRequest], lines: Mapping[int, int]) -> None:
     """Check that every segment `out:ID` names an earlier request that generates at least as many tokens."""
     generated: dict[str, int] = {}
     for request in requests:
         for name, tokens in request.prompt:
             if name.startswith("out:") and tokens > generated.get(name, 0):
                 remedy = f"must name an earlier request that generates at least {tokens} tokens"
-                raise where[request.id].error("prompt", name, remedy)
+                raise Row(path, lines[request.id], {}).error("prompt", name, remedy)
         generated[f"out:{request.id}"] = request.output_len

@@ -27,8 +27,16 @@ class RecordedClient(Settings):
 
     def read(self, data: Path) -> list[MeasuredRun]:
         """See `MeasuredFormat`. Lengths of prompts and answers are those counted by the server."""
-        runs = [_run(Recording.load(data / folder)) for folder in self.folders]
+        runs = [_run(client_recording(data / folder)) for folder in self.folders]
         return [replace(run, floor_pct=_floor_pct([r for r in runs if sent(r) == sent(run)])) for run in runs]
+
+
+def client_recording(path: Path) -> Recording:
+    """Return the recording that `bench --url` made in `path`. Raises UserError if it was simulated."""
+    recording = Recording.load(path)
+    if recording.run["clock"] != "wall":
+        raise UserError("recording", str(path), "was simulated; give one that `tokentwin bench --url` made")
+    return recording
 
 
 def sent(run: MeasuredRun) -> list[tuple[int, int]]:

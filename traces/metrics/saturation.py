@@ -19,7 +19,9 @@ from tokentwin.traces.tables import Floats
 _BINS = 16
 FEWEST = 20  # minimum number of requests for a verdict
 PILING_UP = 0.1  # a run is overloaded if its backlog grows by at least this fraction of the arrivals
-_GROWING = 0.02  # a backlog counts as growing from this fraction on, because a burst near the end gives a smaller slope
+GROWING = 0.02  # a backlog counts as growing from this fraction on, because a burst near the end gives a smaller slope
+_FULL = 0.1  # share of the requests that end before an overloaded run is full, and after it is
+_SLOWER = 1.3  # in an overload, requests of the last quarter take 7/3 times as long as those of the second
 _LEAST_T, _MOST_T = 1.9599, 4.3027  # Student's t at 97.5 %, with infinite degrees of freedom and with two
 
 
@@ -107,11 +109,28 @@ def saturation_of(arrivals: Floats, ends: Floats, waiting_share: Callable[[float
     waiting = waiting_share(_filled(first, last), last)
     if trend.slope >= PILING_UP * rate and trend.rises:
         verdict = "OVERLOADED"
-    elif (trend.slope >= _GROWING * rate and trend.rises) or waiting > 0.5:
+    elif (trend.slope >= GROWING * rate and trend.rises) or waiting > 0.5:
         verdict = "BACKLOGGED"
     else:
         verdict = "STABLE"
     return Saturation(verdict, trend, float(rate), waiting)
+
+
+def served_rate(ends: Floats) -> float | None:
+    """Return the requests per second that a run serves while its engines are full, from sorted end times in ns.
+
+    Requests that end first, while an overloaded run fills, and last, while it empties, are left out.
+    """
+    first, last = (round(share * (len(ends) - 1)) for share in (_FULL, 1 - _FULL))
+    seconds = (ends[last] - ends[first]) / 1e9 if len(ends) else 0.0
+    return (last - first) / seconds if seconds > 0 else None
+
+
+def slows_down(latencies: Floats) -> bool:
+    """Return True if requests, in the order of their arrivals, take ever longer, as in an overload."""
+    quarters = np.array_split(latencies, 4)
+    early, late = (float(np.median(quarters[at])) if len(quarters[at]) else 0.0 for at in (1, 3))
+    return late > _SLOWER * early
 
 
 def growth(arrivals: Floats, leaves: Floats) -> Trend:

@@ -114,7 +114,7 @@ class Case(Settings):
         engine = EngineName.read(run.engine or self.engine)
         stated = merged({"device": "cuda", **self.deployment, "engine": str(engine)}, dict(run.settings))
         deployment = parse(Deployment, stated, where=f"{self.name}.deployment")
-        return deployment, "num_blocks" in deployment.scheduler.model_fields_set
+        return deployment, deployment.scheduler.states("num_blocks")
 
 
 def origin_of(case: Case, run: MeasuredRun, deployment: Deployment) -> Origin:
@@ -144,9 +144,7 @@ def case_of_recordings(
     rate. Raises UserError if the deployment is unknown or has a fleet.
     """
     first = Recording.load(folders[0])
-    said = (
-        json.loads(first.run["deployment"] or "{}") if deployment is None else deployment.model_dump(exclude_unset=True)
-    )
+    said = json.loads(first.run["deployment"] or "{}") if deployment is None else deployment.as_stated()
     if not said:
         remedy = "is missing; say what the server runs, as its deployment file does"
         raise UserError("deployment", None, remedy)

@@ -70,7 +70,7 @@ def _case(path: Path, deployment: Deployment | None, gpu: str | None) -> tuple[C
     if path.suffix in (".yaml", ".yml"):
         return load_case(path), path.parent
     measured, client = _format(path)
-    stated = deployment.model_dump(exclude_unset=True) if deployment is not None else {}
+    stated = deployment.as_stated() if deployment is not None else {}
     if not stated and measured["format"] == "recording":
         stated = json.loads(Recording.load(path).run["deployment"] or "{}")
     if not stated:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tokentwin.calibration.operations import StepSizes
 from tokentwin.serving.cost_model import padded
 from tokentwin.serving.deployments.config import Deployment
-from tokentwin.serving.deployments.kv_layout import most_states
+from tokentwin.serving.deployments.kv_layout import most_held
 from tokentwin.serving.errors import UserError
 from tokentwin.serving.speculative import SpeculativeConfig
 from tokentwin.serving.step_plan import StepPlan
@@ -107,20 +107,14 @@ def schedule(workload: Workload, deployment: Deployment) -> Schedule:
         for one in workload.requests
     )
     longest = max(prompt + outputs for prompt, outputs, _ in sent)
-    blocks = longest // scheduler.block_size + 2 + scheduler.state_blocks * most_states(scheduler)
-    enough = workload.concurrency * blocks + 1  # more KV blocks change nothing
-    plain = Deployment(policy=deployment.policy).model_copy(
-        update={
-            "scheduler": deployment.staged_settings.model_copy(
-                update={
-                    "num_blocks": min(scheduler.num_blocks, enough),
-                    "speculative": None,
-                    "max_loras": None,
-                    "decode_stagger": 1,
-                }
-            )
-        }
+    settings = deployment.staged_settings.model_copy(
+        update={"speculative": None, "max_loras": None, "decode_stagger": 1}
     )
+    whole = scheduler.kv_reservation == "max_model_len"
+    held = most_held(settings, scheduler.max_model_len if whole else longest + scheduler.kv_reserved_max_tokens)
+    enough = workload.concurrency * (held + 2) + 1  # more KV blocks change nothing
+    settings = settings.model_copy(update={"num_blocks": min(scheduler.num_blocks, enough)})
+    plain = Deployment(policy=deployment.policy).model_copy(update={"scheduler": settings})
     alone = _schedule(sent, workload.concurrency, workload.stagger_ns > 0, plain.model_dump_json())
     return alone.drafting(drafts, sum(prompt for prompt, _, _ in sent) / len(sent)) if drafts else alone
 

@@ -1,4 +1,4 @@
-"""vLLM's own scheduler on a virtual clock: `python virtual_clock.py SCENARIO.json ...` writes a recording beside each.
+"""vLLM's own scheduler on a virtual clock: `python vllm_clock.py SCENARIO.json ...` writes a recording beside each.
 
 The program needs an interpreter that can import vLLM (release 0.20 or later), and imports nothing of this project.
 vLLM's wheel without its GPU dependencies is enough, because no model runs. A scenario is a recording without `steps`
@@ -101,7 +101,12 @@ def make_scheduler(config: _Config, folder: str, pools: bool = False) -> tuple[S
         "speculative_config": _drafts(drafts, model, folder) if drafts else None,
         "lora_config": LoRAConfig(max_loras=config["max_loras"]) if "max_loras" in config else None,
     }
-    whole = VllmConfig(model_config=model, cache_config=cache, device_config=DeviceConfig(device="cpu"), **given)
+    try:
+        whole = VllmConfig(model_config=model, cache_config=cache, device_config=DeviceConfig(device="cpu"), **given)
+    except ValueError:
+        if drafts and overlaps:  # before 0.33, n-gram drafts, and others where Triton does not run
+            raise Lacking(f"drafts of {drafts['method']} in the overlapped loop") from None
+        raise
     whole.scheduler_config.async_scheduling = overlaps  # without an executor, vLLM sets it to False
     cache.num_gpu_blocks = config["num_blocks"]
     scheduler = (AsyncScheduler if overlaps else Scheduler)(
@@ -155,9 +160,9 @@ def _kv(config: _Config, dtype: Any) -> KVCacheConfig:
 
 
 def _limits(given: _Config, last: list[int]) -> SamplingParams:
-    """Return the sampling limits of a request; an answer shorter than `max_tokens` ends with a stop token."""
+    """Return the sampling limits of a request; an answer with stated `max_tokens` ends with a stop token."""
     most = given.get("max_tokens", given["output_len"])
-    stops = {"stop_token_ids": last} if most > given["output_len"] else {}
+    stops = {"stop_token_ids": last} if "max_tokens" in given else {}
     return SamplingParams(max_tokens=most, ignore_eos=True, **stops)
 
 
@@ -204,6 +209,7 @@ class _Run:
         self._first_ns: dict[str, int] = {}
         self._finish_ns: dict[str, int] = {}
         self._hit: dict[str, int] = {}
+        self._finish: dict[str, str] = {}
         self._in_flight: deque[tuple[Any, dict[str, int], set[str], int]] = deque()
         self._now = 0
         self._free_ns = 0  # time when the device has finished all its steps
@@ -216,6 +222,8 @@ class _Run:
                 "first_token_ns": self._first_ns.get(id),
                 "finish_ns": self._finish_ns[id],
                 "prefix_hit_tokens": self._hit[id],
+                "tokens": self._produced[id],
+                "finish": self._finish[id],
             }
             for id in self._wanted
         ]
@@ -308,7 +316,7 @@ class _Run:
                 sampled[id] = self._tokens(f"out:{id}", self._produced[id], kept)
         pooled = [[0.0] if id in samples else None for id in rows] if self._pools else []
         here = self._scheduler.requests.keys() & samples if self._pools else set()
-        self._scheduler.update_from_output(
+        outputs = self._scheduler.update_from_output(
             plan,
             ModelRunnerOutput(
                 req_ids=list(rows),
@@ -319,6 +327,8 @@ class _Run:
                 pooler_output=pooled,
             ),
         )
+        ended = [out for batch in outputs.values() for out in batch.outputs if out.finish_reason is not None]
+        self._finish |= {out.request_id: str(out.finish_reason) for out in ended}
         self._finish_ns |= dict.fromkeys(here - self._scheduler.requests.keys(), end)
         got = {id: tokens for id, tokens in sampled.items() if tokens}
         for id, tokens in got.items():

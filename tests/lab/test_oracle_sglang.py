@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tokentwin.sim.checks.live_conformance import conform_live
-from tokentwin.sim.checks.live_engines import find_engine
-from tokentwin.sim.checks.sglang_scenarios import FAMILIES, scenario
+from lab.oracles.live_conformance import conform_live
+from lab.oracles.live_engines import find_engine
+from lab.oracles.sglang_scenarios import FAMILIES, scenario
 
 ENVIRONMENT = Path(__file__).parents[2] / ".venv-sglang"
 SCENARIOS = int(os.environ.get("TOKENTWIN_SGLANG_SCENARIOS", "5"))

@@ -6,16 +6,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from lab.oracles.__main__ import oracles
+from lab.oracles.live_conformance import FAMILIES, conform_live, scenario
+from lab.oracles.live_engines import find_engine
 from tests.vllm.environment import PYTHON, needs_vllm
-from tokentwin.commands.conformance import conformance
 from tokentwin.serving.errors import UserError
-from tokentwin.sim.checks.live_conformance import FAMILIES, conform_live, scenario
-from tokentwin.sim.checks.live_engines import find_engine
 
 SCENARIOS = int(os.environ.get("TOKENTWIN_VLLM_SCENARIOS", "10"))
 
 
-@pytest.mark.deep
 @pytest.mark.deep
 @pytest.mark.vllm
 @needs_vllm
@@ -24,8 +23,7 @@ def test_vllm_decides_random_scenarios_alike() -> None:
     live = conform_live(find_engine(str(PYTHON.parents[1]), None), SCENARIOS)
     assert [family.family for family in live.families] == [*FAMILIES]
     for family in live.families:
-        assert family.identical == len(family.decided), str(family)
-        assert len(family.decided) + len(family.lacks) > SCENARIOS * 0.8
+        assert family.identical == len(family.decided) > SCENARIOS / 4, str(family)
 
 
 # A stand-in for vLLM's Python, which decides as the recording beside it says, or fails.
@@ -57,25 +55,27 @@ def stand_in(folder: Path, answer: str = "decides", dt: int = 7) -> str:
 
 
 def test_the_command_says_how_each_family_went(tmp_path: Path) -> None:
-    done = CliRunner().invoke(conformance, ["--live", stand_in(tmp_path), "--scenarios", "3"])
+    done = CliRunner().invoke(oracles, [stand_in(tmp_path), "--scenarios", "3"])
     assert done.exit_code == 0
-    first, *families = done.output.splitlines()
+    first, *families, total = done.output.splitlines()
     assert first == "vLLM 0.31.1"
+    assert total.startswith(f"total: recordings {len(FAMILIES)}/{len(FAMILIES)} identical")
     for family, said in zip(FAMILIES, families, strict=True):
-        assert said.startswith(f"{family}: scenarios 1/1 identical, steps 1/1; 1 ") and said.endswith(": no end")
+        assert said.startswith(f"{family}: recordings 1/1 identical, steps 1/1, requests 1/1; 1 not asked")
+        assert said.endswith("; 1 that vLLM refused or did not end: no end")
 
 
 def test_one_difference_is_the_exit_status(tmp_path: Path) -> None:
-    done = CliRunner().invoke(conformance, ["--live", stand_in(tmp_path, dt=8), "--scenarios", "3"])
+    done = CliRunner().invoke(oracles, [stand_in(tmp_path, dt=8), "--scenarios", "3"])
     assert done.exit_code == 1
-    assert "scenarios 0/1 identical, steps 0/1" in done.output and "first difference at step 0" in done.output
+    assert "recordings 0/1 identical, steps 0/1" in done.output and "first difference at step 0" in done.output
 
 
 def test_what_cannot_be_run_is_one_line(tmp_path: Path) -> None:
     engine = find_engine(stand_in(tmp_path, "fails"), None)
-    with pytest.raises(UserError, match=r"^live: .*: vLLM cannot be run there: ModuleNotFoundError: no torch$"):
+    with pytest.raises(UserError, match=r"^engine: .*: vLLM cannot be run there: ModuleNotFoundError: no torch$"):
         conform_live(engine, 1)
-    with pytest.raises(UserError, match=r"^live: '0\.0\.1': is no environment or unpacked wheel"):
+    with pytest.raises(UserError, match=r"^engine: '0\.0\.1': is no environment or unpacked wheel"):
         find_engine("0.0.1", None)
 
 
@@ -87,12 +87,6 @@ def test_an_unpacked_wheel_is_looked_in_first(tmp_path: Path, engine: str) -> No
     assert live.engine.name == engine
     assert live.environment["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path)
     assert live.command("x")[0].endswith("some/python")
-
-
-def test_recordings_and_a_vllm_are_one_or_the_other() -> None:
-    for arguments in ([], ["a.json", "--live", "0.33.0"]):
-        done = CliRunner().invoke(conformance, arguments)
-        assert isinstance(done.exception, UserError)
 
 
 def test_scenarios_are_the_same_for_the_same_number() -> None:

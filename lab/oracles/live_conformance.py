@@ -5,7 +5,7 @@ Scenarios are small workloads with configurations that give them little room. A 
 their own families. This file has those of vLLM; `sglang_scenarios.py` has SGLang's.
 
 The engine runs in a process of its own Python, which does not import our packages. It reads scenarios from JSON files
-and writes recordings beside them (`vllmside/virtual_clock.py`, `sglangside/virtual_clock.py`). Only its scheduler runs,
+and writes recordings beside them (`vllm_clock.py`, `sglang_clock.py`). Only its scheduler runs,
 without a model or a GPU. `live_engines.py` finds it.
 """
 
@@ -16,7 +16,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -26,7 +26,7 @@ from tokentwin.serving.data_file import parse_json
 from tokentwin.serving.deployments.engines import release_settings
 from tokentwin.serving.errors import UserError, one_line, shortened
 from tokentwin.serving.python_process import HOME
-from tokentwin.sim.checks.conformance import Conformance, conform
+from tokentwin.sim.checks.conformance import FeatureResult, conform
 from tokentwin.traces.formats.rows import read_head
 
 COST = {"base_ns": 1000, "per_token_ns": 70, "per_pair_ps": 900}
@@ -293,49 +293,12 @@ def _python_path() -> list[str]:
 
 
 @dataclass(frozen=True)
-class FamilyResult:
-    """The results of one family of scenarios.
-
-    Attributes:
-        decided: comparison of each scenario that the engine decided
-        lacks: for each scenario with a setting that this release lacks, that setting
-        stuck: for each scenario that the engine refused or did not finish, the reason
-    """
-
-    engine: EngineOracle
-    family: str
-    decided: Sequence[Conformance]
-    lacks: Sequence[str]
-    stuck: Sequence[str]
-
-    @property
-    def identical(self) -> int:
-        return sum(result.identical for result in self.decided)
-
-    def __str__(self) -> str:
-        steps = sum(result.steps for result in self.decided)
-        same = sum(result.identical_steps for result in self.decided)
-        text = f"{self.family}: scenarios {self.identical}/{len(self.decided)} identical, steps {same}/{steps}"
-        if self.lacks:
-            text += f"; {len(self.lacks)} not asked: no {', '.join(sorted(set(self.lacks)))}"
-        if self.stuck:
-            why = one_line(shortened(self.stuck[0], 150))
-            text += f"; {len(self.stuck)} that {self.engine.title} refused or did not end: {why}"
-        different = [result for result in self.decided if not result.identical]
-        return "\n".join([text, *([str(different[0])] if different else [])])
-
-
-@dataclass(frozen=True)
 class LiveConformance:
     """The engine, its release as it names itself, and the results of each family of scenarios."""
 
     engine: EngineOracle
     version: str
-    families: Sequence[FamilyResult]
-
-    @property
-    def identical(self) -> bool:
-        return all(family.identical == len(family.decided) for family in self.families)
+    families: Sequence[FeatureResult]
 
 
 def conform_live(live: LiveEngine, scenarios: int, seed: int = 0, policy: str | None = None) -> LiveConformance:
@@ -362,7 +325,7 @@ def conform_live(live: LiveEngine, scenarios: int, seed: int = 0, policy: str | 
         )
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-            raise UserError("live", str(live.folder or live.python), f"{engine.title} cannot be run there: {last}")
+            raise UserError("engine", str(live.folder or live.python), f"{engine.title} cannot be run there: {last}")
         version = _answer(paths[engine.families[0]][0])[engine.name]
         results = [_family(engine, family, of_family, policy, version) for family, of_family in paths.items()]
         return LiveConformance(engine, version, results)
@@ -379,8 +342,11 @@ def _recording(path: Path) -> Path:
     return path.with_suffix(".rec.json.gz")
 
 
-def _family(engine: EngineOracle, family: str, paths: Sequence[Path], policy: str | None, version: str) -> FamilyResult:
-    lacks, stuck, decided = [], [], []
+def _family(
+    engine: EngineOracle, family: str, paths: Sequence[Path], policy: str | None, version: str
+) -> FeatureResult:
+    """Compare the scenarios that the engine decided. It may lack a setting of others, refuse them, or never end."""
+    lacks, stuck, decided, remarks = [], [], [], []
     for path in paths:
         answer = _answer(path)
         if "lacks" in answer:
@@ -393,11 +359,8 @@ def _family(engine: EngineOracle, family: str, paths: Sequence[Path], policy: st
                 config |= release_settings(version, adapters="max_loras" in config, images="encoder" in config)
                 _recording(path).write_bytes(gzip.compress(json.dumps(answer).encode()))
             decided.append(conform(_recording(path), policy))
-    return FamilyResult(engine, family, decided, lacks, stuck)
-
-
-def lines(result: LiveConformance) -> Iterator[str]:
-    """Yield the lines of a report on `result`."""
-    yield f"{result.engine.title} {result.version}"
-    for family in result.families:
-        yield str(family)
+    if lacks:
+        remarks.append(f"{len(lacks)} not asked: no {', '.join(sorted(set(lacks)))}")
+    if stuck:
+        remarks.append(f"{len(stuck)} that {engine.title} refused or did not end: {one_line(shortened(stuck[0], 150))}")
+    return FeatureResult(family, decided, remarks)

@@ -1,4 +1,4 @@
-"""`tokentwin validate decisions`: rung 7, choices among configurations that others have measured."""
+"""The command: `python -m lab.decisions --data DIR`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ from pathlib import Path
 
 import click
 
+from lab.decisions.configurations import configurations
+from lab.decisions.own_rows import OwnRows
+from lab.decisions.page import RULE_HEADER, as_dict, markdown, rule_rows
+from lab.decisions.questions import groups
+from lab.decisions.scoring import decided
+from tokentwin.calibration.steps.evidence import bundled_evidence
+from tokentwin.cli import main
+from tokentwin.commands.validate_external import chosen_cases, write_results, write_text
+from tokentwin.planning.progress import telling
+from tokentwin.serving.errors import UserError
 from tokentwin.tables import print_table
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--data", default="../shared/data", type=click.Path(), help="Folder of measurements.")
 @click.option("--cases", type=click.Path(), help="Folder of your own case files, instead of the published runs.")
 @click.option("--case", "names", multiple=True, help="Use only the case with this name; can be repeated.")
@@ -29,19 +39,6 @@ def decisions(
 
     The configurations are rows of AIConfigurator's tables, which a case file describes.
     """
-    from tokentwin.planning.checkout import need_lab
-
-    need_lab("decisions")
-    from lab.decisions.configurations import configurations
-    from lab.decisions.own_rows import OwnRows
-    from lab.decisions.page import RULE_HEADER, as_dict, markdown, rule_rows
-    from lab.decisions.questions import groups
-    from lab.decisions.scoring import decided
-    from tokentwin.calibration.steps.evidence import bundled_evidence
-    from tokentwin.commands.validate_external import chosen_cases, write_results, write_text
-    from tokentwin.planning.progress import telling
-    from tokentwin.serving.errors import UserError
-
     wrong: dict[str, UserError] = {}
     chosen = chosen_cases(data, cases, names, wrong)
     if wrong:
@@ -66,3 +63,7 @@ def decisions(
     else:
         some = next(iter(result.rules.values()))
         print_table(RULE_HEADER, rule_rows(result), f"{some.questions:,} questions about {some.groups} groups")
+
+
+if __name__ == "__main__":
+    main(decisions)

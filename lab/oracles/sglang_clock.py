@@ -1,13 +1,14 @@
-"""SGLang's own scheduler on a virtual clock: `python virtual_clock.py SCENARIO.json ...` writes recordings beside them.
+"""SGLang's own scheduler on a virtual clock: `python sglang_clock.py SCENARIO.json ...` writes recordings beside them.
 
 The program needs an interpreter that can import sglang 0.5.23 (`make sglang`), and imports nothing of this project. No
 model and no GPU is used: packages that only compute are replaced by empty ones (`_STUBS`), and `Scheduler` gets its own
 radix cache, allocator, batches and result processor, but no worker. The loops below are those of `event_loop_normal`
 and `event_loop_overlap`, with a clock instead of a device. Planning takes no time, and a step takes the time of the
-integer `cost`. Scenarios and recordings have the format of `vllmside/virtual_clock.py`; settings of `config` have our
+integer `cost`. Scenarios and recordings have the format of `vllm_clock.py`; settings of `config` have our
 names (docs/policies.md gives SGLang's). A request with `n` answers is sent as SGLang's front end does: one request
-without output computes the prompt, and its end brings `n` requests. The recording has these requests instead. A
-recording of a scenario that SGLang refuses or does not end has its error in `stuck` instead of steps.
+without output computes the prompt, and its end brings `n` requests, unless the client has hung up by then. The
+recording has these requests instead. A recording of a scenario that SGLang refuses or does not end has its error in
+`stuck` instead of steps.
 """
 
 import gzip
@@ -380,12 +381,11 @@ class _Run:
         random.seed(scenario["config"].get("schedule_seed", 0))
         requests = scenario["requests"]
         self._to_come: list[tuple[int, Any, _Config]] = []  # times, what happens then, and the request
-        self._expect([(request["arrival_ns"], self._add, request) for request in requests])
-        self._expect([(one["abort_ns"], self._abort, one) for one in requests if "abort_ns" in one])
+        self._gone_ns: dict[int, int] = {}
+        self._expect(requests)
         self.sent: list[_Config] = []
         self._answers: dict[int, list[_Config]] = {}  # by id of the request that computes their prompt
         self._next_id = max(request["id"] for request in requests) + 1
-        self._gone_ns = {request["id"]: request["abort_ns"] for request in requests if "abort_ns" in request}
         self._requests: dict[int, Req] = {}
         self._first_token: dict[str, int] = {}  # by segment name
         self._token_ns: dict[int, list[int]] = {}
@@ -397,9 +397,12 @@ class _Run:
         self._vain = False  # the last turn planned no step, though requests wait
         self.steps: list[_Config] = []
 
-    def _expect(self, events: list[tuple[int, Any, _Config]]) -> None:
-        """Note what will happen. Of events at one time, requests come first, in the order of their ids."""
-        self._to_come += events
+    def _expect(self, requests: list[_Config]) -> None:
+        """Note when requests come, and when their clients hang up. At one time requests come first, by their ids."""
+        self._to_come += [(request["arrival_ns"], self._add, request) for request in requests]
+        hang_up = [request for request in requests if "abort_ns" in request]
+        self._to_come += [(request["abort_ns"], self._abort, request) for request in hang_up]
+        self._gone_ns |= {request["id"]: request["abort_ns"] for request in hang_up}
         self._to_come.sort(key=lambda event: (event[0], event[1] == self._abort, event[2]["id"]))
 
     def results(self) -> list[_Config]:
@@ -408,13 +411,17 @@ class _Run:
     def _result(self, id: int, request: Req) -> _Config:
         """Return the result of a request: what its client got, if that hung up."""
         gone_ns = self._gone_ns.get(id, 1 << 62)
+        finish_ns = self._finish_ns.get(id, gone_ns)
         token_ns = [at_ns for at_ns in self._token_ns[id] if at_ns <= gone_ns]
         return {
             "id": id,
             "first_token_ns": token_ns[0] if token_ns else None,
-            "finish_ns": min(self._finish_ns.get(id, gone_ns), gone_ns),
+            "finish_ns": min(finish_ns, gone_ns),
             "prefix_hit_tokens": request.cached_tokens if self._admitted_ns.get(id, gone_ns) < gone_ns else 0,
             "tokens": len(token_ns),
+            "finish": request.finished_reason.to_json()["type"]
+            if finish_ns <= gone_ns and request.finished()
+            else "abort",
         }
 
     def advance(self) -> bool:
@@ -556,7 +563,7 @@ class _Run:
             if request.finished():
                 self._finish_ns.setdefault(int(request.rid), end)
                 answers = self._answers.pop(int(request.rid), ())
-                self._expect([(end, self._add, answer | {"arrival_ns": end}) for answer in answers])
+                self._expect([one | {"arrival_ns": end} for one in answers if one.get("abort_ns", end + 1) > end])
 
     def _accepted(self, id: str, place: int, drafts: int) -> int:
         """Return the number of accepted drafts, drawn by hashes; the first is output token `place`."""

