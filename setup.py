@@ -1,4 +1,4 @@
-"""Only what pyproject.toml cannot say: a wheel has a compiled core if there is a C compiler, and is then for one platform."""
+"""Only what pyproject.toml cannot say: with a C compiler, a wheel has a compiled core, and is for one platform."""
 
 import runpy
 import sys

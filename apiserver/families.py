@@ -1,7 +1,7 @@
 """The metrics of a running server: those of vLLM 0.33, with its names, types, labels and buckets, and two of our own.
 
-If the registry (`tokentwin.serving.metrics`) defines a metric, its help is the registry's text. vLLM's metrics for features that
-this server lacks, such as adapters, are left out.
+If the registry (`tokentwin.serving.metrics`) defines a metric, its help is the registry's text. vLLM's metrics for
+features that this server lacks, such as adapters, are left out.
 """
 
 from __future__ import annotations

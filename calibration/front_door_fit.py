@@ -98,7 +98,7 @@ class _Served:
         self.measured_ns = np.concatenate([_column(requests, name) for name in names])
 
     def predicted_ns(self, prices: Floats) -> Floats:
-        """Predict the times of `measured_ns` at these prices, with the queue of `tokentwin.sim.api_server` (Lindley 1952)."""
+        """Predict the times of `measured_ns` at these prices, with the queue of `sim.api_server` (Lindley 1952)."""
         request_ns, prompt_token_ns, outputs_ns, chunk_ns = prices
         came = np.concatenate([self.received_ns, self.tokens_ns + outputs_ns])
         work = np.concatenate(

@@ -1,6 +1,7 @@
 """The columns of an uploaded CSV file or JSON lines, if the reader does not know their names: the user says them.
 
-Only the beginning of the file is read here, as text. The requests themselves are read elsewhere (`tokentwin.dashboard.uploads`).
+Only the beginning of the file is read here, as text. The requests themselves are read elsewhere
+(`tokentwin.dashboard.uploads`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Uploads of users: a trace, or a model's config.json. They are read as data, checked, and kept under their hash.
 
-Nothing of an upload is executed, except a policy (`tokentwin.dashboard.own_policy`). Neither its name nor a name in it becomes a
+Nothing of an upload is executed, except a policy (`tokentwin.dashboard.own_policy`). Neither its name nor a name in it
+becomes a
 path: traces go through the readers of `traces` from a temporary file, in a process with limits (`upload_process`), and
 their requests are kept, not the bytes.
 """

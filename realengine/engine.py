@@ -200,8 +200,8 @@ class Engine:
     def add(self, arrived: WorkloadRequest, prompt: Sequence[int], *, grammar: str = "", **tokens: Any) -> Request:
         """Queue a request with token ids `prompt`; `tokens` are further arguments of `TokenSequence`.
 
-        A `structured` request comes with a `grammar`, as `tokentwin.realengine.grammar` writes it, and waits until that is
-        compiled. Raises UserError for a LoRA adapter that does not exist or that the engine cannot run.
+        A `structured` request comes with a `grammar`, as `tokentwin.realengine.grammar` writes it, and waits until that
+        is compiled. Raises UserError for a LoRA adapter that does not exist or that the engine cannot run.
         """
         if arrived.adapter:
             self.check_adapters([arrived.adapter])

@@ -22,9 +22,9 @@ def stream(
 ) -> Iterator[str]:
     """Yield pieces of the assistant's answer to `messages`, each `{"role": ..., "content": ...}`.
 
-    If a `grammar` is given, as `tokentwin.realengine.grammar` writes it, the answer follows it. The answer ends at the model's
-    end-of-sequence token, at a stop string, or after `max_tokens`. Raises UserError if the model has no tokenizer or
-    the prompt does not fit.
+    If a `grammar` is given, as `tokentwin.realengine.grammar` writes it, the answer follows it. The answer ends at the
+    model's end-of-sequence token, at a stop string, or after `max_tokens`. Raises UserError if the model has no
+    tokenizer or the prompt does not fit.
     """
     if engine.folder is None:
         remedy = "has random weights, so it cannot answer a prompt; use smollm2 or a model folder"

@@ -1,11 +1,11 @@
 """The replay of a workload on the real engine, in real time, with a recording.
 
-The clients are the same as in the simulator (`tokentwin.serving.clients`). A request is due at its arrival time; in a closed loop
-it is due when another request has ended, and in a conversation a think time after the previous answer. Latencies of a
-request count from the time at which it is due, not from its sending. So the waits that a stalled engine causes are
-included (no coordinated omission). The loop takes arrivals between steps, at the time `send_ns`. The answer to a
-structured request is a list of JSON objects that goes on up to the recorded length. A request that changes logits has
-small penalties.
+The clients are the same as in the simulator (`tokentwin.serving.clients`). A request is due at its arrival time; in a
+closed loop it is due when another request has ended, and in a conversation a think time after the previous answer.
+Latencies of a request count from the time at which it is due, not from its sending. So the waits that a stalled engine
+causes are included (no coordinated omission). The loop takes arrivals between steps, at the time `send_ns`. The answer
+to a structured request is a list of JSON objects that goes on up to the recorded length. A request that changes logits
+has small penalties.
 
 Outputs are forced, so that later turns can quote them. With speculative decoding they are not forced, because the
 model's own output decides whether drafts are accepted.

@@ -1,8 +1,8 @@
 """KV tiers of a replica on the virtual clock: slower memory for its KV blocks.
 
-The rules are those of `tokentwin.serving.kv.tiered_blocks`. Waiting requests load the blocks that they find instead of computing
-them. Each tier has one link for reads and one for writes, which carry one transfer after another. A load of a block
-that is still being written waits for it.
+The rules are those of `tokentwin.serving.kv.tiered_blocks`. Waiting requests load the blocks that they find instead of
+computing them. Each tier has one link for reads and one for writes, which carry one transfer after another. A load of a
+block that is still being written waits for it.
 """
 
 from __future__ import annotations

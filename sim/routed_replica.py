@@ -8,7 +8,7 @@ from tokentwin.sim.replica import LoadListener, Replica
 
 
 class RoutedReplica:
-    """The loads of a replica for routers, in place of a `tokentwin.sim.replica.Replica`, counted outside its engine process.
+    """The loads of a replica for routers, in place of a `sim.replica.Replica`, counted outside its engine process.
 
     Attributes:
         outstanding_requests: number of requests that were sent to it and are not known to have ended

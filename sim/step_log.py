@@ -47,7 +47,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class StepRow:
-    """A row of the dataset `steps`, or the first row of a leap. Columns are attributes: `tokentwin.traces.schema` defines them.
+    """A row of the dataset `steps`, or the first row of a leap. Columns are attributes: `traces.schema` defines them.
 
     Attributes:
         taken_ns: time at which the engine handled the end of the step: later than `end_ns` if it was planning another

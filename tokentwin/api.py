@@ -86,8 +86,8 @@ def simulate(
         out: directory to write the recording to; by default a temporary directory that stays after Python ends
         band: True to simulate both ends of the 90 % interval of step times, too
         details: True to record every step and the time of every token
-        scenario: more fields of `tokentwin.planning.scenario.Scenario`: `gpu` or `calibration`, `replicas`, `router`, `prices`
-            (dollars per GPU-hour by name), `slo` (bounds in ms by metric)
+        scenario: more fields of `tokentwin.planning.scenario.Scenario`: `gpu` or `calibration`, `replicas`, `router`,
+            `prices` (dollars per GPU-hour by name), `slo` (bounds in ms by metric)
 
     Raises UserError for settings that cannot be simulated, and if `out` exists and `overwrite` is not set.
     """
@@ -160,9 +160,9 @@ def compare(
         a, b: settings in which the sides differ, by path (`{"policy": "fair"}`), or `deployment`, `replicas`,
             `router`, `gpu`, `calibration`. Without `traffic`: directories of recordings
         traffic: the requests that both sides serve, in the forms of `workload` in `simulate`
-        request: more fields of `tokentwin.planning.compare.request.CompareRequest`. `gpu` or `calibration` times the steps of
-            both sides. `model` and `tensor_parallel_size` hold for both sides, if `deployment` does not state them.
-            Other fields are `seeds`, `bounds` (ms by metric), `threshold` (a share), ...
+        request: more fields of `tokentwin.planning.compare.request.CompareRequest`. `gpu` or `calibration` times the
+            steps of both sides. `model` and `tensor_parallel_size` hold for both sides, if `deployment` does not state
+            them. Other fields are `seeds`, `bounds` (ms by metric), `threshold` (a share), ...
 
     Raises UserError for sides that cannot be simulated or paired.
     """
@@ -230,9 +230,9 @@ def diagnose(run: str | Path, **request: Any) -> DiagnosisDocument:
     """Find out why the recorded `run` is slow, and which changes would help.
 
     Args:
-        request: fields of `tokentwin.planning.diagnose.request.DiagnoseRequest`. With `gpu` or `calibration` the run is simulated
-            again with each constraint lifted. `metric` is the latency to explain. A latency above its bound in
-            `bounds` (ms) counts as high
+        request: fields of `tokentwin.planning.diagnose.request.DiagnoseRequest`. With `gpu` or `calibration` the run is
+            simulated again with each constraint lifted. `metric` is the latency to explain. A latency above its bound
+            in `bounds` (ms) counts as high
 
     Raises UserError if the run cannot be read or simulated.
     """
@@ -261,8 +261,8 @@ def validate(
         out: directory to write the report to; by default a temporary directory that stays after Python ends
         traffic: traffic to record on the engine now, into `out`, instead of `real`; in the forms of `workload` in
             `simulate`
-        request: more fields of `tokentwin.planning.measure.request.ValidateRequest`, about `traffic`: `repeats`, `limit`,
-            `rate_scale`, `window_s` (seconds)
+        request: more fields of `tokentwin.planning.measure.request.ValidateRequest`, about `traffic`: `repeats`,
+            `limit`, `rate_scale`, `window_s` (seconds)
 
     Raises UserError if the recordings do not all have the same workload and the calibrated engine, and if `out` holds
     recordings and `overwrite` is not set.
@@ -291,7 +291,8 @@ def calibrate(
     Args:
         deployment: the deployment to measure, or the deployment that wrote the `iterations`
         out: directory of the calibration and the recordings; by default a temporary one, kept until Python ends
-        request: more fields of `tokentwin.planning.measure.request.CalibrateRequest`: `minutes` to measure; or measurements to
+        request: more fields of `tokentwin.planning.measure.request.CalibrateRequest`: `minutes` to measure; or
+            measurements to
             read: `recordings`, `iterations` or `measured` with `gpu`, `case` with `data`, or `served` with `client`
 
     Raises UserError if torch is not installed or the model cannot be loaded, for measurements to which nothing can be

@@ -1,7 +1,7 @@
 """vLLM's own scheduler with a recorder of its decisions.
 
-Use it with `--scheduler-cls tokentwin.vllmside.recording_scheduler.RecordingScheduler`, in the plain or the overlapped loop. The
-recorder decides nothing, and its errors do not reach the engine: the recording ends with one line in the log.
+Use it with `--scheduler-cls tokentwin.vllmside.recording_scheduler.RecordingScheduler`, in the plain or the overlapped
+loop. The recorder decides nothing, and its errors do not reach the engine: the recording ends with one line in the log.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Messages through the pipe of a process with vLLM, in addition to those of `tokentwin.realengine.parallel.replica_pipe`.
+"""Messages through the pipe of a process with vLLM, in addition to those of `realengine.parallel.replica_pipe`.
 
 The first message is `Begin`, and its answer is `About`. The answer to a call is the return value of the method of
 `VllmReplayer`, or an exception. During a call that replays a whole workload, the process also sends `Ended`, and any

@@ -1,10 +1,10 @@
 """The fit of corrected surfaces to the measured steps of our own engine.
 
-The unknowns are the factors and times of `tokentwin.calibration.steps.correction`, and the factor of eager steps. They are fitted
-by non-negative least squares on relative errors, as linear prices are, with the same weight for each kind of step as in
-`fit_correction`, and pulled towards the kernels' own times, so that a part which never occurs keeps them. A slow
-machine slows what reads memory and what computes by two exponents of its speed: a GPU that lowers its clock computes
-more slowly, and reads as fast as before.
+The unknowns are the factors and times of `tokentwin.calibration.steps.correction`, and the factor of eager steps. They
+are fitted by non-negative least squares on relative errors, as linear prices are, with the same weight for each kind of
+step as in `fit_correction`, and pulled towards the kernels' own times, so that a part which never occurs keeps them. A
+slow machine slows what reads memory and what computes by two exponents of its speed: a GPU that lowers its clock
+computes more slowly, and reads as fast as before.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 A GPU's step is the larger of reading weights and of computing, so it is no line in its tokens. Here its shape comes
 from kernel times: of the engine's own kernels where they were measured, of the bundled surfaces of its GPU elsewhere,
-and on a CPU of the roofline. Measured steps teach a factor for each part (`tokentwin.calibration.steps.correction`; prompts'
-attention to their own chunk and to their past are two parts), times per step, row and prompt, and a factor for steps
-beyond the CUDA graphs, which run eagerly.
+and on a CPU of the roofline. Measured steps teach a factor for each part (`tokentwin.calibration.steps.correction`;
+prompts' attention to their own chunk and to their past are two parts), times per step, row and prompt, and a factor for
+steps beyond the CUDA graphs, which run eagerly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Jobs of `tokentwin.planning.jobs` for the Policy lab, which return `ComparisonDocument`s, and the limits of their traffic."""
+"""Jobs of `planning.jobs` for the Policy lab, which return `ComparisonDocument`s, and the limits of their traffic."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The configurations of a group as a user predicts them who has measured a few of them.
 
 The source of a configuration is left out of the evidence first. Then the measured configurations of that source, drawn
-at random from the group, join the evidence (`tokentwin.calibration.validation.external.own_runs` does the same for users).
+at random from the group, join the evidence (`tokentwin.calibration.validation.external.own_runs` does the same for
+users).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The fit of the evidence behind every blind prediction to the measured runs of all cases.
 
-`python -m lab.external.teaching --data DIR` fits the levels of `tokentwin.calibration.steps.evidence` by the Gauss-Newton method,
-and writes the bundled file. *No run is predicted with evidence from itself*: the file has each source's evidence
-separately, so that any source can be left out.
+`python -m lab.external.teaching --data DIR` fits the levels of `tokentwin.calibration.steps.evidence` by the
+Gauss-Newton method, and writes the bundled file. *No run is predicted with evidence from itself*: the file has each
+source's evidence separately, so that any source can be left out.
 """
 
 from __future__ import annotations

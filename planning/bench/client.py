@@ -1,7 +1,8 @@
 """A client that sends each request of a workload when it is due, however slow the server is, and records the answers.
 
-Both clocks use the same clients (`tokentwin.serving.clients`). Times count from the moment when a request is due, so they include
-the delays of a slow server and of a late client (no coordinated omission). `send_ns` says how late the client was.
+Both clocks use the same clients (`tokentwin.serving.clients`). Times count from the moment when a request is due, so
+they include the delays of a slow server and of a late client (no coordinated omission). `send_ns` says how late the
+client was.
 
 A server does not know the segments of a workload's prompts, so equal segments become equal token ids, or equal words.
 A prompt that quotes the answer to another request quotes the part of it that the server actually sent, so that the

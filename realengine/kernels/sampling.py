@@ -294,7 +294,7 @@ def _draw_row(
 
 
 def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor, out: Tensor) -> Tensor:
-    """Write a token for each row of `logits` to `out`, and return `out`; `tokentwin.realengine.sampling.draw` in one launch.
+    """Write a token for each row of `logits` to `out`, and return `out`; `realengine.sampling.draw` in one launch.
 
     Args:
         logits: [R, V] without NaN, not all minus infinity in a row; the stride between rows may exceed V

@@ -1,9 +1,10 @@
 """Decoders of the Llama family: RMSNorm, RoPE, grouped-query attention, and SwiGLU MLPs or mixtures of experts.
 
-One class serves Llama, Qwen2, Qwen3, Mistral, SmolLM and the MoE families of `tokentwin.realengine.models.mlp`. A `ModelSpec`
-states whether QKV has a bias, whether queries and keys are normalised, whether the embedding is also the head, and
-which layers have how many experts. Query, key and value are one GEMM, and so are gate and up. The same class is also
-one rank of a tensor-parallel group: it has a share of the model's weights, and each layer has two sums over the ranks.
+One class serves Llama, Qwen2, Qwen3, Mistral, SmolLM and the MoE families of `tokentwin.realengine.models.mlp`. A
+`ModelSpec` states whether QKV has a bias, whether queries and keys are normalised, whether the embedding is also the
+head, and which layers have how many experts. Query, key and value are one GEMM, and so are gate and up. The same class
+is also one rank of a tensor-parallel group: it has a share of the model's weights, and each layer has two sums over the
+ranks.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 vLLM loads the weights, runs one step of maximum size, and measures how much of its memory (`gpu_memory_utilization`) is
 left for KV. Here the size of the weights is exact. The activations of the step are estimated from the shapes of the
-model, so the number of blocks has an interval. The terms are those of `tokentwin.realengine.devices.memory`, which measures them
-on a real engine.
+model, so the number of blocks has an interval. The terms are those of `tokentwin.realengine.devices.memory`, which
+measures them on a real engine.
 """
 
 from __future__ import annotations

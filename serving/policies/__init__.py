@@ -1,1 +1,1 @@
-"""Scheduling policies: vLLM's own, and others built on it. Each has its own file; `tokentwin.serving.scheduler` finds them."""
+"""Scheduling policies: vLLM's own, and others built on it. Each has its own file; `serving.scheduler` finds them."""

@@ -130,7 +130,7 @@ def test_the_command_refuses_what_cannot_work(tmp_path):
             (["--port", port], "port"),
             (["--host", "no.such.host.invalid"], "host"),
         ):
-            result = CliRunner().invoke(tokentwin.dashboard, arguments)
+            result = CliRunner().invoke(dashboard, arguments)
             assert isinstance(result.exception, UserError) and result.exception.field == field
 
 

@@ -1,7 +1,7 @@
 """Record vLLM's scheduler on a virtual clock: `python -m tests.vllm.record_scheduler OUT SCENARIO.json ...`.
 
-Needs an interpreter that can import vllm; no model runs. A scenario is one of `tokentwin.vllmside.virtual_clock`; its recording
-goes to the directory of its name in OUT.
+Needs an interpreter that can import vllm; no model runs. A scenario is one of `tokentwin.vllmside.virtual_clock`; its
+recording goes to the directory of its name in OUT.
 """
 
 from __future__ import annotations

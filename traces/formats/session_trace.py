@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SessionTraceReader:
-    """A trace reader whose module has a function `read(path, assumed)`. See `tokentwin.traces.formats.trace_file.TraceReader`.
+    """A trace reader whose module has a function `read(path, assumed)`. See `traces.formats.trace_file.TraceReader`.
 
     Attributes:
         name: the name of the format

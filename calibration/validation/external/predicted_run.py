@@ -1,4 +1,4 @@
-"""Measured runs prepared for the fit: their latencies as functions of the parameters of `tokentwin.calibration.steps.evidence`.
+"""Measured runs prepared for the fit: their latencies as functions of the parameters of `calibration.steps.evidence`.
 
 The code calls these latencies figures, the parameters numbers, and the derivatives of log figures by log numbers
 slopes. A closed loop's figures are sums over steps (`schedule`), so their slopes are exact and take no simulation.
