@@ -16,6 +16,7 @@ from streamlit.testing.v1 import AppTest
 
 from tests.dashboard.pages import charts, opened, parameter, text
 from tests.dashboard.samples import one_line
+from tokentwin.commands.dashboard import dashboard
 from tokentwin.dashboard import library
 from tokentwin.serving.errors import UserError
 
