@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokentwin.serving.errors import UserError
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 
 
 def lab_is_here() -> bool:

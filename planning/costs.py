@@ -109,7 +109,7 @@ def _by_own_model(name: str, gpu: str | None, deployment: Deployment) -> Priced:
 
 
 def _on_gpu(gpu: str, learnt: Learnt | None, deployment: Deployment, shared_prefix: int, encodes: bool) -> Priced:
-    from tokentwin.calibration.steps.external_calibration import (  # imports slowly: kernels are interpolated with scipy
+    from tokentwin.calibration.steps.external_calibration import (  # imports slowly: it needs scipy
         identity,
         predicted_cost,
     )

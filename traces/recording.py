@@ -65,7 +65,8 @@ class Recording:
         if not (self.path / "runs.parquet").is_file():
             remedy = "is not a recording: it has no runs.parquet"
             if (self.path / JOURNAL).is_file():
-                remedy = "was not finished: if its process was killed, `python -m tokentwin.traces.live_recording DIR` finishes it"
+                finish = "`python -m tokentwin.traces.live_recording DIR` finishes it"
+                remedy = f"was not finished: if its process was killed, {finish}"
             raise UserError("recording", str(path), remedy if self.path.is_dir() else "is not a directory")
         if self.runs.num_rows != 1:
             raise UserError(f"{self._file('runs')}: rows", self.runs.num_rows, "must be 1: a recording holds one run")

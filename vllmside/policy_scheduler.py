@@ -1,4 +1,4 @@
-"""One of our schedulers in vLLM: `vllm serve MODEL --scheduler-cls tokentwin.vllmside.policy_scheduler.PolicyScheduler`.
+"""Our schedulers in vLLM: `vllm serve MODEL --scheduler-cls tokentwin.vllmside.policy_scheduler.PolicyScheduler`.
 
 Our scheduler object and our KV block pool make all decisions. vLLM's class around them only does the bookkeeping for
 its clients; its own scheduling and KV cache manager decide nothing. The simulator and our engine run the same scheduler

@@ -1,4 +1,4 @@
-"""The process that writes grammars and, for a twin, answers: `python -m tokentwin.apiserver.openai_api.grammar_process`.
+"""The process that writes grammars and a twin's answers: `python -m tokentwin.apiserver.openai_api.grammar_process`.
 
 It reads a constraint or an order for an answer from each line of its input, and writes the result or an error on each
 line of its output, all in JSON. For a twin its arguments are the folder of the tokenizer and the size of the

@@ -23,7 +23,7 @@ from tokentwin.serving.user_code.plugins import located
 from tokentwin.vllmside.replay_messages import Begin
 from tokentwin.vllmside.scheduler_settings import VLLM_SETTINGS
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 _VARIABLE = "TOKENTWIN_VLLM"
 _CPU_BLOCK = 32  # tokens in a KV block; vLLM's attention on a CPU needs a multiple of it
 _ENDING_S = 10.0  # time in which the process may end by itself before it is killed

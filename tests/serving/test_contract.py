@@ -115,7 +115,9 @@ def test_a_file_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.chdir("/")
         assert find("policy", deployment.policy, POLICIES, ("schedule",)).__name__ == "Lifo"
         monkeypatch.chdir(tmp_path)
-    assert located("vllm") == "vllm" and located("tokentwin.serving.policies.fair:FairScheduler").startswith("serving.")
+    assert located("vllm") == "vllm" and located("tokentwin.serving.policies.fair:FairScheduler").startswith(
+        "tokentwin.serving."
+    )
 
 
 @pytest.mark.parametrize(
