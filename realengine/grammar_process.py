@@ -1,4 +1,4 @@
-"""Processes that compile and keep grammars: `python -m tokentwin.realengine.grammar_process SOCKET SECONDS FOLDER SIZE EOS`.
+"""Processes that compile and keep grammars: `python -m tokentwin.realengine.grammar_process`, with five arguments.
 
 llguidance cannot be interrupted, and an expression of 40 bytes can take it hours. So each grammar has a process, which
 the system ends when a call takes too much of the processor's time. The first process only reads the tokenizer; for each
