@@ -1,5 +1,6 @@
 """Every plan is held against the deployment's limits, and whatever a policy does wrong is one line."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,7 @@ def test_a_file_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.Monke
         ("raise SystemExit\n", "mine.py:Own", r"cannot be imported: SystemExit \(mine.py, line 1\)"),
         ("def f(:\n", "mine.py:Own", "cannot be imported: SyntaxError"),
         ("import no_such_module_anywhere\n", "mine.py:Own", "the module 'no_such_module_anywhere' cannot be imported"),
+        ("from planning.plan import planner\n", "mine.py:Own", "cannot be imported; import tokentwin.planning"),
         ("class Own:\n    pass\n", "mine.py:Own", "must be a class with add, schedule"),
         ("Own = 3\n", "mine.py:Own", "must be a class with add, schedule"),
         (None, "mine.py:", "must be vllm, static"),
@@ -138,6 +140,7 @@ def test_a_file_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.Monke
 )
 def test_a_file_that_holds_no_policy_is_one_line(content, name, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place and not (Path(place) / "planning").exists()])
     if content is not None:
         (tmp_path / "mine.py").write_text(content)
     with pytest.raises(UserError, match=says) as caught:
