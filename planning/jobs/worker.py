@@ -19,7 +19,7 @@ from typing import IO, Any
 from tokentwin.planning.jobs.files import read_json, write_json
 from tokentwin.planning.progress import Tell, TimeLeft
 from tokentwin.serving.errors import UserError, reason
-from tokentwin.serving.user_code.call_limit import watch
+from tokentwin.serving.user_code.call_limit import end_threads, watch
 
 Task = Callable[[dict[str, Any], Path, Tell], Any]
 
@@ -84,4 +84,6 @@ def _failed(directory: Path, error: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    status = main(Path(sys.argv[1]))
+    end_threads()
+    sys.exit(status)

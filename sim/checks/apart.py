@@ -54,6 +54,8 @@ def main(answer: Path, task: str, arguments: str) -> None:
         tell(Fault(f"starts threads that do not end: {threads}") if threads else result)
     except UserError as error:
         tell(error)
+    except KeyboardInterrupt:
+        os._exit(130)
     sys.stdout.flush()
     os._exit(0)
 

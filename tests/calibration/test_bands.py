@@ -62,7 +62,7 @@ def test_a_band_holds_the_centre_and_opens_near_saturation() -> None:
     def relative_width(rate_per_s: float) -> float:
         rng = np.random.default_rng(3)
         arrivals = np.cumsum(rng.exponential(1e9 / rate_per_s, 400)).astype(int).tolist()
-        workload = Workload([WorkloadRequest(i, t, (("", 64),), 20) for i, t in enumerate(arrivals)], False)
+        workload = Workload([WorkloadRequest(i, t, (("", 64),), 20) for i, t in enumerate(arrivals)])
         runs = [
             run_metrics(workload, deployment, TokenCost(round(5e6 * f), round(2e5 * f), 0)) for f in (1, 0.95, 1.05)
         ]

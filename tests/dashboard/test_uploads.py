@@ -74,6 +74,8 @@ def test_semicolons_and_decimal_commas_are_read_as_the_same_requests(tmp_path: P
             assert path is not None
             kept.append([replace(request, id=0) for request in read_workload(path).requests])
         assert kept[0] == kept[1] and len(kept[0]) == 3
+    thousands = b"arrival_s;prompt_tokens;output_tokens\n0,5;1,000;20\n"
+    assert "prompt_tokens: '1,000': must be a number" in refused(keep_trace, tmp_path, thousands)
     assert "has 2 cells, but the header has 3" in refused(
         keep_trace, tmp_path, b"arrival_s;prompt_tokens;output_tokens\n0;10\n"
     )

@@ -117,7 +117,7 @@ def test_users_of_the_engine_read_and_think(policy: str, concurrency: int | None
     from tokentwin.realengine.replay import record
 
     limits: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": 64, "max_model_len": 256, "num_blocks": 80}
-    config = SchedulerConfig(**limits, block_size=4, ageing_s=0.004)
+    config = SchedulerConfig(**limits, block_size=4, ageing_s=0.004, edf_ttft_ms={"chat": 50})
     deployment = Deployment(model="random:llama", dtype="float32", policy=policy, scheduler=config)
     engine = Engine(deployment, load_model_files("random:llama", Path()))
     workload = conversations(concurrency)

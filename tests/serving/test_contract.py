@@ -88,7 +88,8 @@ def test_a_policy_of_ones_own_waits_for_tokens_in_earlier_pipeline_stages() -> N
 def test_built_in_policies_are_held_to_the_limits_too(policy: str) -> None:
     """A slip in one of ours would be seen."""
     limits = LIMITS.model_copy(update={"num_blocks": 200})
-    scheduler = find_policy(policy)(limits.model_copy(update={"max_num_batched_tokens": 1000}), shares_prefixes=False)
+    more = limits.model_copy(update={"max_num_batched_tokens": 1000, "sarathi_token_budget": 1000})
+    scheduler = find_policy(policy)(more, shares_prefixes=False)
     contract = Contract(policy, scheduler, limits)
     for request in BURSTS[:4]:
         contract.add(request)

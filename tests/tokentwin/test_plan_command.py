@@ -359,7 +359,7 @@ def test_a_combination_that_is_not_allowed_is_ruled_out_and_says_why() -> None:
         ("max_num_seqs", "NAME=VALUE"),
         ("max_num_seqs=[", "YAML"),
         ("policy=vllm,sjf", "--policy"),
-        ("dtype.bits=8", "dtype is a single value"),
+        ("dtype.bits=8", "dtype: must be"),
     ],
 )
 def test_a_setting_that_cannot_vary_is_one_line(shape: Path, varied: str, names: str) -> None:

@@ -19,7 +19,7 @@ import pyarrow.csv
 
 from tokentwin.traces.distributions import LATEST_NS
 from tokentwin.traces.formats.columns import Columns
-from tokentwin.traces.formats.rows import LONGEST_LINE_BYTES, open_text
+from tokentwin.traces.formats.rows import LONGEST_LINE_BYTES, delimiter, open_text
 
 _LOG = logging.getLogger("tokentwin")
 _BLOCK_BYTES = 4 << 20
@@ -78,9 +78,12 @@ def csv_batches(path: Path, *known: str, columns: Columns | None = None) -> Iter
 
 def _header(path: Path, line: bytes, known: tuple[str, ...], columns: Columns | None) -> list[str | None]:
     try:
-        names: list[str | None] = [name.strip() for name in line.decode().split(",")]
+        text = line.decode()
     except UnicodeDecodeError:
         raise NotPlain from None
+    if delimiter(text) != ",":
+        raise NotPlain
+    names: list[str | None] = [name.strip() for name in text.split(",")]
     if columns is not None:
         names = list(columns.fields(path, 1, tuple(map(str, names))))
     fields = [name for name in names if name is not None]
