@@ -26,8 +26,8 @@ $(STAMP): pyproject.toml
 core: $(STAMP)
 	$(BIN)/python compile_core.py
 
-# For this Python and platform if there is a compiled core; else for any.
-wheel: core
+# For this Python and platform with a compiled core, which a C compiler makes; else for any.
+wheel: $(STAMP)
 	rm -rf build
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 

@@ -1,7 +1,8 @@
 """Compile the hot modules of `serving` and `sim` with mypyc into `serving/_compiled`, and report the result in a line.
 
-`make core` runs this. It needs mypy and a C compiler. Without a compiled core, or with one whose sources have changed
-since, everything runs in pure Python. `serving/compiled_core.py` decides which of the two is imported.
+`make core` runs this, and `setup.py` when a wheel is built. It needs mypy and a C compiler. Without a compiled core, or
+with one whose sources have changed since, everything runs in pure Python. `serving/compiled_core.py` decides which of
+the two is imported.
 """
 
 from __future__ import annotations
@@ -16,34 +17,34 @@ from pathlib import Path
 
 from setuptools import Distribution
 
-from serving.compiled_core import BY_CHOICE, COMPILED, COMPILED_CORE, CORE, DIGEST, ROOT, sources_digest
+from tokentwin.serving.compiled_core import BY_CHOICE, COMPILED, COMPILED_CORE, CORE, DIGEST, sources_digest
 
 MODULES = (
-    "serving/clients.py",
-    "serving/contract.py",
-    "serving/decode_set.py",
-    "serving/kv/block_pool.py",
-    "serving/kv/block_runs.py",
-    "serving/kv/grouped_pool.py",
-    "serving/kv/prefix_tree.py",
-    "serving/kv/radix_pool.py",
-    "serving/kv/radix_tree.py",
-    "serving/kv/state_pool.py",
-    "serving/policies/residents.py",
-    "serving/policies/sglang_budget.py",
-    "serving/policies/sglang_queue.py",
-    "serving/policies/sglang_scheduler.py",
-    "serving/policies/steady_decode.py",
-    "serving/policies/vllm.py",
-    "serving/request.py",
-    "serving/step_plan.py",
-    "serving/step_prices.py",
-    "sim/clock.py",
-    "sim/gateway.py",
-    "sim/leap.py",
-    "sim/replica.py",
-    "sim/run_log.py",
-    "sim/step_log.py",
+    "tokentwin/serving/clients.py",
+    "tokentwin/serving/contract.py",
+    "tokentwin/serving/decode_set.py",
+    "tokentwin/serving/kv/block_pool.py",
+    "tokentwin/serving/kv/block_runs.py",
+    "tokentwin/serving/kv/grouped_pool.py",
+    "tokentwin/serving/kv/prefix_tree.py",
+    "tokentwin/serving/kv/radix_pool.py",
+    "tokentwin/serving/kv/radix_tree.py",
+    "tokentwin/serving/kv/state_pool.py",
+    "tokentwin/serving/policies/residents.py",
+    "tokentwin/serving/policies/sglang_budget.py",
+    "tokentwin/serving/policies/sglang_queue.py",
+    "tokentwin/serving/policies/sglang_scheduler.py",
+    "tokentwin/serving/policies/steady_decode.py",
+    "tokentwin/serving/policies/vllm.py",
+    "tokentwin/serving/request.py",
+    "tokentwin/serving/step_plan.py",
+    "tokentwin/serving/step_prices.py",
+    "tokentwin/sim/clock.py",
+    "tokentwin/sim/gateway.py",
+    "tokentwin/sim/leap.py",
+    "tokentwin/sim/replica.py",
+    "tokentwin/sim/run_log.py",
+    "tokentwin/sim/step_log.py",
 )
 
 
@@ -69,12 +70,12 @@ def build(folder: Path) -> None:
 
 
 def main() -> int:
-    os.chdir(ROOT)
+    os.chdir(Path(__file__).parent)
     if known := CORE if CORE in (COMPILED_CORE, BY_CHOICE) else missing():
         print(known)
         return 0
     digest = sources_digest()
-    with tempfile.TemporaryDirectory(dir=ROOT / "serving", prefix="_compiled-") as made:
+    with tempfile.TemporaryDirectory(dir=COMPILED.parent, prefix="_compiled-") as made:
         folder, log = Path(made), Path(made, "log")
         try:
             with log.open("w") as out, redirect_stdout(out), redirect_stderr(out):

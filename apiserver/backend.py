@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from apiserver.live_metrics import ReplicaNow
-from apiserver.messages import About, Add
+from tokentwin.apiserver.live_metrics import ReplicaNow
+from tokentwin.apiserver.messages import About, Add
 
 
 class Backend(Protocol):

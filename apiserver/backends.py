@@ -14,37 +14,37 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zmq
 
-from apiserver.backend import Backend
-from apiserver.exchange import Exchange
-from apiserver.failures import Accidents, ServedFailures
-from apiserver.filler import PlainTexts, filler_tokens
-from apiserver.kv_cache_events.events import KvEvents
-from apiserver.kv_cache_events.feeds import KvFeeds
-from apiserver.kv_cache_events.publisher import KvPublisher
-from apiserver.ledger import Ledger
-from apiserver.live_metrics import LiveMetrics
-from apiserver.messages import About
-from apiserver.settings import KvEventSettings, ServeSettings
-from apiserver.twin import AnswerLengths, Twin
-from planning.home import home
-from serving.deployments.config import Deployment
-from serving.deployments.fleet import LinksConfig
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.hub_cache import cached_config
-from serving.deployments.kv_capacity import stage_weight_bytes
-from serving.deployments.kv_layout import kv_bytes_per_token, kv_dtype
-from serving.deployments.model_catalogue import find_model, hub_id
-from serving.deployments.model_spec import ModelSpec
-from serving.errors import UserError
-from serving.workload import Workload
-from sim.fleet import Life
-from sim.remote_prefills import RemotePrefills
-from traces.distributions import Lengths, Lognormal
-from traces.live_recording import Place
+from tokentwin.apiserver.backend import Backend
+from tokentwin.apiserver.exchange import Exchange
+from tokentwin.apiserver.failures import Accidents, ServedFailures
+from tokentwin.apiserver.filler import PlainTexts, filler_tokens
+from tokentwin.apiserver.kv_cache_events.events import KvEvents
+from tokentwin.apiserver.kv_cache_events.feeds import KvFeeds
+from tokentwin.apiserver.kv_cache_events.publisher import KvPublisher
+from tokentwin.apiserver.ledger import Ledger
+from tokentwin.apiserver.live_metrics import LiveMetrics
+from tokentwin.apiserver.messages import About
+from tokentwin.apiserver.settings import KvEventSettings, ServeSettings
+from tokentwin.apiserver.twin import AnswerLengths, Twin
+from tokentwin.planning.home import home
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.fleet import LinksConfig
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.hub_cache import cached_config
+from tokentwin.serving.deployments.kv_capacity import stage_weight_bytes
+from tokentwin.serving.deployments.kv_layout import kv_bytes_per_token, kv_dtype
+from tokentwin.serving.deployments.model_catalogue import find_model, hub_id
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload
+from tokentwin.sim.fleet import Life
+from tokentwin.sim.remote_prefills import RemotePrefills
+from tokentwin.traces.distributions import Lengths, Lognormal
+from tokentwin.traces.live_recording import Place
 
 if TYPE_CHECKING:
-    from apiserver.real_fleet import RealFleet
-    from apiserver.request_spans import RequestSpans
+    from tokentwin.apiserver.real_fleet import RealFleet
+    from tokentwin.apiserver.request_spans import RequestSpans
 
 # Answers to chats without max_tokens: median 129 and mean 211 tokens, as in Azure's trace of conversations (2023).
 _USUAL_LENGTHS = Lognormal(kind="lognormal", mean=211, sigma=1.0)
@@ -60,9 +60,9 @@ def make_twin(
     poller: zmq.Poller,
 ) -> tuple[Twin, Ledger, LiveMetrics]:
     """Return the twin of a fleet, with its ledger and metrics. Raises UserError if the fleet cannot be simulated."""
-    from planning.priced_scenario import price_scenario
-    from realengine.tokenizer import Tokenizer
-    from sim.live_cluster import LiveCluster
+    from tokentwin.planning.priced_scenario import price_scenario
+    from tokentwin.realengine.tokenizer import Tokenizer
+    from tokentwin.sim.live_cluster import LiveCluster
 
     scenario = price_scenario(Workload(()), settings.calibration, settings.gpu, deployment)
     scenario = replace(scenario, front_door=None)  # this API server is there itself
@@ -186,11 +186,11 @@ def make_real(
 
     Raises UserError if an engine cannot be loaded, and for settings that only the simulator supports.
     """
-    from apiserver.real_fleet import RealFleet
-    from planning.measure.engine_fleet import gpus_of, real_fleet
-    from planning.priced_scenario import with_fleet
-    from realengine.parallel.replica_process import ReplicaProcess
-    from sim.router import find_router
+    from tokentwin.apiserver.real_fleet import RealFleet
+    from tokentwin.planning.measure.engine_fleet import gpus_of, real_fleet
+    from tokentwin.planning.priced_scenario import with_fleet
+    from tokentwin.realengine.parallel.replica_process import ReplicaProcess
+    from tokentwin.sim.router import find_router
 
     fleet = real_fleet(with_fleet(deployment, settings.replicas, settings.router))
     replicas, kv, origin_ns = fleet.pools[0].replicas, settings.kv_events, monotonic_ns()
@@ -223,7 +223,7 @@ def _publishers(
 
 
 def _serve_engine(*arguments: Any) -> None:
-    from apiserver.real import serve_engine  # in the engine's process, which alone needs torch
+    from tokentwin.apiserver.real import serve_engine  # in the engine's process, which alone needs torch
 
     serve_engine(*arguments)
 
@@ -251,7 +251,7 @@ def _request_spans(settings: ServeSettings, backend: Backend) -> RequestSpans | 
     if settings.otlp_endpoint is None:
         return None
     try:
-        from apiserver.request_spans import RequestSpans
+        from tokentwin.apiserver.request_spans import RequestSpans
     except ImportError:
         remedy = "needs opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http; pip install 'tokentwin[server]'"
         raise UserError("otlp_endpoint", settings.otlp_endpoint, remedy) from None

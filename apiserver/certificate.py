@@ -6,8 +6,8 @@ import asyncio
 import ssl
 from pathlib import Path
 
-from apiserver.log import LOG
-from serving.errors import UserError, reason
+from tokentwin.apiserver.log import LOG
+from tokentwin.serving.errors import UserError, reason
 
 _LOOK_S = 5.0  # interval at which the files are compared with the certificate in use
 

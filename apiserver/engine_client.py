@@ -11,9 +11,9 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from apiserver.exposition import Distribution
-from apiserver.families import LATENESS_S
-from apiserver.messages import (
+from tokentwin.apiserver.exposition import Distribution
+from tokentwin.apiserver.families import LATENESS_S
+from tokentwin.apiserver.messages import (
     Abort,
     About,
     Add,
@@ -36,7 +36,7 @@ from apiserver.messages import (
     encode,
     read_answer,
 )
-from apiserver.openai_api.refusal import Refusal
+from tokentwin.apiserver.openai_api.refusal import Refusal
 
 _LAST_WORDS_S = 0.1
 _ASK_S = 5.0

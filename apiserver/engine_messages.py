@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from apiserver.messages import Add
-from serving.workload import WorkloadRequest
+from tokentwin.apiserver.messages import Add
+from tokentwin.serving.workload import WorkloadRequest
 
 
 class Routed(NamedTuple):

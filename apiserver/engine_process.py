@@ -7,11 +7,11 @@ from time import monotonic, sleep
 
 import zmq
 
-from apiserver.backend import Backend
-from apiserver.exchange import Exchange
-from apiserver.ledger import Ledger
-from apiserver.live_metrics import LiveMetrics
-from apiserver.messages import (
+from tokentwin.apiserver.backend import Backend
+from tokentwin.apiserver.exchange import Exchange
+from tokentwin.apiserver.ledger import Ledger
+from tokentwin.apiserver.live_metrics import LiveMetrics
+from tokentwin.apiserver.messages import (
     Abort,
     Add,
     Alive,
@@ -29,7 +29,7 @@ from apiserver.messages import (
     Scrape,
     Show,
 )
-from apiserver.sleep import Done, Sleep
+from tokentwin.apiserver.sleep import Done, Sleep
 
 _DELIVERED_S = 2.0  # time to wait at the end for reports that the last answers were delivered
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import zmq
 
-from apiserver.messages import From, Message, Output, Outputs, encode, read_request
-from realengine.logit_rules import Logprob, PromptLogprob
+from tokentwin.apiserver.messages import From, Message, Output, Outputs, encode, read_request
+from tokentwin.realengine.logit_rules import Logprob, PromptLogprob
 
 
 class Exchange:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.deployments.fleet import FailuresConfig
+from tokentwin.serving.deployments.fleet import FailuresConfig
 
 
 class _Accident(BaseModel):

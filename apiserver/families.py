@@ -2,8 +2,8 @@
 
 Between the buckets of vLLM's latencies are finer ones, about 10 % apart, because steps of 7 ms are all "up to 10 ms".
 
-If the registry (`serving.metrics`) defines a metric, its help is the registry's text. vLLM's metrics for features that
-this server lacks, such as adapters, are left out.
+If the registry (`tokentwin.serving.metrics`) defines a metric, its help is the registry's text. vLLM's metrics for
+features that this server lacks, such as adapters, are left out.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from apiserver.exposition import Family
-from planning.exports.vllm_buckets import REQUEST_S, STEP_TOKENS, TOKEN_S, TTFT_S, one_two_five
-from serving.metrics import METRICS
+from tokentwin.apiserver.exposition import Family
+from tokentwin.planning.exports.vllm_buckets import REQUEST_S, STEP_TOKENS, TOKEN_S, TTFT_S, one_two_five
+from tokentwin.serving.metrics import METRICS
 
 # fmt: off
 LATENESS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)

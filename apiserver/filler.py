@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any, Protocol
 from zlib import crc32
 
-from serving.errors import UserError
+from tokentwin.serving.errors import UserError
 
 _WORDS = 512
 _BYTES = 256

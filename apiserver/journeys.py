@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from serving.kv.blocks import blocks_for
+from tokentwin.serving.kv.blocks import blocks_for
 
 _KEPT = 64  # maximum number of traces kept; the oldest is dropped first
 _MOST_STEPS = 5000  # maximum number of steps kept in one trace

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from apiserver.backend import Backend
-from apiserver.engine_messages import StepEnd
-from apiserver.journeys import Journeys
-from apiserver.live_metrics import LiveMetrics
-from apiserver.messages import Add, Delivered
-from serving.workload import WorkloadRequest
-from traces.live_recording import LiveRecording
+from tokentwin.apiserver.backend import Backend
+from tokentwin.apiserver.engine_messages import StepEnd
+from tokentwin.apiserver.journeys import Journeys
+from tokentwin.apiserver.live_metrics import LiveMetrics
+from tokentwin.apiserver.messages import Add, Delivered
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.traces.live_recording import LiveRecording
 
 if TYPE_CHECKING:
-    from apiserver.request_spans import RequestSpans
+    from tokentwin.apiserver.request_spans import RequestSpans
 
 
 class Ledger:

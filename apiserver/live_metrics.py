@@ -11,16 +11,23 @@ from collections.abc import Iterable, Mapping
 from time import time
 from typing import Any, NamedTuple
 
-from apiserver.engine_messages import Admitted, StepEnd
-from apiserver.exposition import Family, Series, exposition
-from apiserver.families import CACHE_CONFIG, HTTP_REQUESTS, LORA_REQUESTS, OF_THE_SERVER, TOOL_PARSES, of_an_engine
-from apiserver.messages import Add, Asked, Late, finish_reason
-from apiserver.process_metrics import ProcessMetrics
-from serving.deployments.config import Deployment
-from serving.request import Request, Status
-from serving.scheduler import Scheduler
-from serving.step_plan import StepPlan
-from serving.workload import STOPPED
+from tokentwin.apiserver.engine_messages import Admitted, StepEnd
+from tokentwin.apiserver.exposition import Family, Series, exposition
+from tokentwin.apiserver.families import (
+    CACHE_CONFIG,
+    HTTP_REQUESTS,
+    LORA_REQUESTS,
+    OF_THE_SERVER,
+    TOOL_PARSES,
+    of_an_engine,
+)
+from tokentwin.apiserver.messages import Add, Asked, Late, finish_reason
+from tokentwin.apiserver.process_metrics import ProcessMetrics
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.request import Request, Status
+from tokentwin.serving.scheduler import Scheduler
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import STOPPED
 
 _SECOND_NS = 1e9
 _SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # by level

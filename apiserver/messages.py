@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from realengine.logit_rules import LogitRules, Logprob, PromptLogprob
+from tokentwin.realengine.logit_rules import LogitRules, Logprob, PromptLogprob
 
 
 class Message(msgspec.Struct, array_like=True, tag=True):
@@ -68,7 +68,7 @@ class Add(Message):
         prefilled_at: server that has the KV of the prompt; empty if the prompt must be computed
         client_id: the client's name for the request; may be empty
         followed: True if the request is traced
-        grammar: constraint on the answer, as `realengine.grammar` writes it; empty for any text
+        grammar: constraint on the answer, as `tokentwin.realengine.grammar` writes it; empty for any text
         rules: changes to the logits; None for no changes
         open_ended: True if the client gave no `max_tokens`, which is then the rest of the model's context
         answer: tokens with which a twin answers, one more than `max_tokens` if they are cut; empty for filler words

@@ -7,7 +7,7 @@ from pathlib import Path
 from resource import RLIMIT_NOFILE, RUSAGE_SELF, getrlimit, getrusage
 from time import time
 
-from apiserver.exposition import Family, Series, exposition
+from tokentwin.apiserver.exposition import Family, Series, exposition
 
 _FAMILIES = (
     Family("process_cpu_seconds", "counter", "CPU time of the engine process in seconds"),

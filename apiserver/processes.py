@@ -15,11 +15,11 @@ from threading import Thread
 from time import sleep
 from typing import NamedTuple
 
-from apiserver.log import LOG, log_to_stderr
-from apiserver.settings import ServeSettings
-from serving.deployments.config import Deployment
-from serving.errors import UserError
-from traces.live_recording import Place
+from tokentwin.apiserver.log import LOG, log_to_stderr
+from tokentwin.apiserver.settings import ServeSettings
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.live_recording import Place
 
 _WAKE = "inproc://wake"
 _ENGINE_S = 5.0  # time that an HTTP process waits for an engine before it starts to answer without one
@@ -47,10 +47,10 @@ def engine_main(engine: Engine, reports: Connection, orders: Connection) -> None
     """
     import zmq
 
-    from apiserver import backends
-    from apiserver.engine_process import EngineProcess
-    from apiserver.exchange import Exchange
-    from traces.without_pandas import spare_pandas
+    from tokentwin.apiserver import backends
+    from tokentwin.apiserver.engine_process import EngineProcess
+    from tokentwin.apiserver.exchange import Exchange
+    from tokentwin.traces.without_pandas import spare_pandas
 
     spare_pandas()
     log_to_stderr()
@@ -116,13 +116,13 @@ async def _serve_http(
 ) -> None:
     from aiohttp import web
 
-    from apiserver.certificate import follow_certificate, tls_context
-    from apiserver.engine_client import EngineClient
-    from apiserver.openai_api.api import Api, texts_of
-    from apiserver.openai_api.api_keys import read_keys
-    from apiserver.openai_api.bodies import Bodies
-    from apiserver.openai_api.connection import listen
-    from apiserver.openai_api.given_answers import read_answers
+    from tokentwin.apiserver.certificate import follow_certificate, tls_context
+    from tokentwin.apiserver.engine_client import EngineClient
+    from tokentwin.apiserver.openai_api.api import Api, texts_of
+    from tokentwin.apiserver.openai_api.api_keys import read_keys
+    from tokentwin.apiserver.openai_api.bodies import Bodies
+    from tokentwin.apiserver.openai_api.connection import listen
+    from tokentwin.apiserver.openai_api.given_answers import read_answers
 
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()

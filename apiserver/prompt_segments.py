@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from apiserver.messages import Add
-from serving.workload import WorkloadRequest
-from traces.shared_prefixes import Path, SharedPrefixes
+from tokentwin.apiserver.messages import Add
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.traces.shared_prefixes import Path, SharedPrefixes
 
 
 class Answer:

@@ -9,28 +9,28 @@ from multiprocessing.connection import Connection
 from time import perf_counter_ns, time
 from typing import Any
 
-from apiserver.engine_messages import KvBatch, Routed, Row
-from apiserver.kv_cache_events.events import KvEvents
-from apiserver.kv_cache_events.feeds import observe
-from apiserver.live_metrics import step_end
-from apiserver.log import LOG, log_to_stderr
-from apiserver.messages import GRAMMAR_FAILED, Abort, About, Output, Outputs
-from apiserver.settings import KvEventSettings
-from planning.measure.real_engine import load_engine
-from realengine.devices.machine import describe
-from realengine.engine import Engine
-from realengine.logit_rules import Logprob, PromptLogprob
-from realengine.loop import drive
-from realengine.parallel.replica_pipe import End, Inbox
-from realengine.run_recorder import RunRecorder
-from realengine.sampling import SamplingParams
-from realengine.step import Step
-from realengine.undisturbed import no_cycle_search
-from serving.deployments.config import Deployment
-from serving.errors import UserError
-from serving.request import Request, Status
-from serving.step_plan import StepPlan
-from serving.workload import STOPPED
+from tokentwin.apiserver.engine_messages import KvBatch, Routed, Row
+from tokentwin.apiserver.kv_cache_events.events import KvEvents
+from tokentwin.apiserver.kv_cache_events.feeds import observe
+from tokentwin.apiserver.live_metrics import step_end
+from tokentwin.apiserver.log import LOG, log_to_stderr
+from tokentwin.apiserver.messages import GRAMMAR_FAILED, Abort, About, Output, Outputs
+from tokentwin.apiserver.settings import KvEventSettings
+from tokentwin.planning.measure.real_engine import load_engine
+from tokentwin.realengine.devices.machine import describe
+from tokentwin.realengine.engine import Engine
+from tokentwin.realengine.logit_rules import Logprob, PromptLogprob
+from tokentwin.realengine.loop import drive
+from tokentwin.realengine.parallel.replica_pipe import End, Inbox
+from tokentwin.realengine.run_recorder import RunRecorder
+from tokentwin.realengine.sampling import SamplingParams
+from tokentwin.realengine.step import Step
+from tokentwin.realengine.undisturbed import no_cycle_search
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.request import Request, Status
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import STOPPED
 
 
 def serve_engine(
@@ -114,7 +114,7 @@ def _about(engine: Engine, name: str, adapters: list[str]) -> About:
 
 
 class Requests:
-    """The requests that arrive, as the `realengine.loop.Clientele` of the engine's loop.
+    """The requests that arrive, as the `tokentwin.realengine.loop.Clientele` of the engine's loop.
 
     `send` sends a list of messages to the routing process: all messages of a step at once.
     """

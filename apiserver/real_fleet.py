@@ -10,20 +10,20 @@ from typing import Any, cast
 
 import zmq
 
-from apiserver.engine_messages import KvBatch, Routed, Row, StepEnd
-from apiserver.exchange import Exchange
-from apiserver.kv_cache_events.publisher import KvPublisher
-from apiserver.ledger import Ledger
-from apiserver.live_metrics import ReplicaNow
-from apiserver.log import LOG
-from apiserver.messages import Abort, About, Add, Outputs
-from apiserver.prompt_segments import Answer, PromptSegments
-from realengine.parallel.replica_pipe import End
-from realengine.parallel.replica_process import ReplicaProcess
-from serving.deployments.config import Deployment
-from serving.errors import UserError
-from sim.routed_replica import RoutedReplica
-from sim.router import ReplicaSet, Router
+from tokentwin.apiserver.engine_messages import KvBatch, Routed, Row, StepEnd
+from tokentwin.apiserver.exchange import Exchange
+from tokentwin.apiserver.kv_cache_events.publisher import KvPublisher
+from tokentwin.apiserver.ledger import Ledger
+from tokentwin.apiserver.live_metrics import ReplicaNow
+from tokentwin.apiserver.log import LOG
+from tokentwin.apiserver.messages import Abort, About, Add, Outputs
+from tokentwin.apiserver.prompt_segments import Answer, PromptSegments
+from tokentwin.realengine.parallel.replica_pipe import End
+from tokentwin.realengine.parallel.replica_process import ReplicaProcess
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
+from tokentwin.sim.routed_replica import RoutedReplica
+from tokentwin.sim.router import ReplicaSet, Router
 
 
 class RemoteEngine(RoutedReplica):

@@ -19,9 +19,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from apiserver.backend import Backend
-from apiserver.messages import Add, finish_reason
-from serving.version import __version__
+from tokentwin.apiserver.backend import Backend
+from tokentwin.apiserver.messages import Add, finish_reason
+from tokentwin.serving.version import __version__
 
 # The phases of a request, each with the column of the time at which it ends; there are no gaps between phases.
 PHASES = {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from apiserver.settings import ServeSettings
-from planning.priced_scenario import with_fleet
-from serving.deployments.config import Deployment, parse
-from serving.deployments.fleet import FleetConfig, PoolConfig
-from serving.errors import UserError
+from tokentwin.apiserver.settings import ServeSettings
+from tokentwin.planning.priced_scenario import with_fleet
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.deployments.fleet import FleetConfig, PoolConfig
+from tokentwin.serving.errors import UserError
 
 
 def served_fleet(settings: ServeSettings, deployment: Deployment) -> Deployment:

@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from apiserver.failures import ServedFailures
-from apiserver.kv_cache_events.block_hash import DEFAULT_SEED, Algorithm
-from planning.request import Request, TimedBy
-from serving.deployments.fleet import LinksConfig
-from serving.errors import UserError
-from serving.host_name import check_host_name
-from traces.distributions import Lengths
+from tokentwin.apiserver.failures import ServedFailures
+from tokentwin.apiserver.kv_cache_events.block_hash import DEFAULT_SEED, Algorithm
+from tokentwin.planning.request import Request, TimedBy
+from tokentwin.serving.deployments.fleet import LinksConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.host_name import check_host_name
+from tokentwin.traces.distributions import Lengths
 
 _OF_A_TWIN = (
     "gpu",

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from math import inf
 from time import monotonic
 
-from apiserver.backend import Backend
-from apiserver.messages import Add
+from tokentwin.apiserver.backend import Backend
+from tokentwin.apiserver.messages import Add
 
 Done = Callable[[], None]
 

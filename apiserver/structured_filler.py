@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apiserver.filler import PlainTexts
-from realengine.grammar import Grammar, library
-from realengine.tokenizer import Tokenizer
-from serving.errors import UserError
+from tokentwin.apiserver.filler import PlainTexts
+from tokentwin.realengine.grammar import Grammar, library
+from tokentwin.realengine.tokenizer import Tokenizer
+from tokentwin.serving.errors import UserError
 
 MOST_TOKENS = 4096  # length at which an answer must be complete, if it may be as long
 _LONG = 64  # tokens after which an answer opens nothing new that it need not open

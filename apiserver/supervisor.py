@@ -13,15 +13,15 @@ from multiprocessing.process import BaseProcess
 from time import monotonic
 from typing import Any
 
-from apiserver.certificate import tls_context
-from apiserver.openai_api.api_keys import read_keys
-from apiserver.openai_api.given_answers import read_answers
-from apiserver.processes import Engine, api_main, engine_main
-from apiserver.served_fleet import served_fleet
-from apiserver.settings import ServeSettings
-from serving.deployments.config import Deployment
-from serving.errors import UserError, reason
-from traces.live_recording import Place
+from tokentwin.apiserver.certificate import tls_context
+from tokentwin.apiserver.openai_api.api_keys import read_keys
+from tokentwin.apiserver.openai_api.given_answers import read_answers
+from tokentwin.apiserver.processes import Engine, api_main, engine_main
+from tokentwin.apiserver.served_fleet import served_fleet
+from tokentwin.apiserver.settings import ServeSettings
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError, reason
+from tokentwin.traces.live_recording import Place
 
 _YOUNG_S = 10.0  # a process that ends sooner than this has died young
 _MOST_YOUNG = 3  # number of young deaths in a row after which a process is not started again

@@ -11,23 +11,23 @@ from time import monotonic_ns
 from typing import Any
 from zlib import crc32
 
-from apiserver.exchange import Exchange
-from apiserver.failures import Accidents, RequestFailures
-from apiserver.kv_cache_events.feeds import KvFeeds
-from apiserver.ledger import Ledger
-from apiserver.live_metrics import ReplicaNow, step_end
-from apiserver.messages import About, Add
-from apiserver.prompt_segments import Answer, PromptSegments
-from apiserver.run_clock import RunClock
-from apiserver.served_fleet import class_of
-from realengine.logit_rules import Logprob
-from serving.request import Request
-from serving.step_plan import StepPlan
-from serving.workload import STOPPED
-from sim.fleet import Life
-from sim.live_cluster import LiveCluster
-from sim.remote_prefills import RemotePrefills
-from sim.run_log import TokenObserver
+from tokentwin.apiserver.exchange import Exchange
+from tokentwin.apiserver.failures import Accidents, RequestFailures
+from tokentwin.apiserver.kv_cache_events.feeds import KvFeeds
+from tokentwin.apiserver.ledger import Ledger
+from tokentwin.apiserver.live_metrics import ReplicaNow, step_end
+from tokentwin.apiserver.messages import About, Add
+from tokentwin.apiserver.prompt_segments import Answer, PromptSegments
+from tokentwin.apiserver.run_clock import RunClock
+from tokentwin.apiserver.served_fleet import class_of
+from tokentwin.realengine.logit_rules import Logprob
+from tokentwin.serving.request import Request
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import STOPPED
+from tokentwin.sim.fleet import Life
+from tokentwin.sim.live_cluster import LiveCluster
+from tokentwin.sim.remote_prefills import RemotePrefills
+from tokentwin.sim.run_log import TokenObserver
 
 _SECOND_NS = 1_000_000_000
 _STALL_NS = 200_000_000  # lateness of the whole twin, in real time, from which on its run pauses

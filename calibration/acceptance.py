@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from serving.deployments.config import Deployment
-from serving.errors import UserError
-from serving.request import Request
-from serving.speculative import SpeculativeConfig
-from serving.workload import Workload
-from traces.recording import Recording
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.request import Request
+from tokentwin.serving.speculative import SpeculativeConfig
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.recording import Recording
 
 DRAFT_COLUMNS = ("row_accepted", "row_proposed")
 

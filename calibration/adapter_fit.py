@@ -12,12 +12,12 @@ of the small matrices, not into reading them.
 
 from __future__ import annotations
 
-from serving.adapter_times import AdapterTimes
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import GpuSpec
-from serving.deployments.lora import adapted_linears, adapter_elements, adapter_tensors
-from serving.deployments.model_spec import ModelSpec
-from serving.deployments.weight_types import DTYPE_BYTES
+from tokentwin.serving.adapter_times import AdapterTimes
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import GpuSpec
+from tokentwin.serving.deployments.lora import adapted_linears, adapter_elements, adapter_tensors
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.deployments.weight_types import DTYPE_BYTES
 
 _KERNELS = 2  # of an adapted GEMM
 _KERNEL_NS = 1_200.0

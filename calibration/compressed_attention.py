@@ -13,19 +13,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from calibration.latent_attention import (
+from tokentwin.calibration.latent_attention import (
     DecodeIndexScores,
     HeadGemm,
     IndexScores,
     LatentDecode,
     SparsePrefill,
 )
-from calibration.operations import Amount, Elementwise, Gemm, Operation, StepSizes
-from serving.deployments.attention import SPARSE, CompressedAttention
-from serving.deployments.config import Deployment
-from serving.deployments.model_spec import ModelSpec
-from serving.deployments.weight_types import stored
-from traces.metrics.step_metrics import attended_pairs
+from tokentwin.calibration.operations import Amount, Elementwise, Gemm, Operation, StepSizes
+from tokentwin.serving.deployments.attention import SPARSE, CompressedAttention
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.deployments.weight_types import stored
+from tokentwin.traces.metrics.step_metrics import attended_pairs
 
 _PADDED_HEADS = 64  # FlashMLA pads the number of heads to this number or to twice as many
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibration.operations import Amount, Collective, Operation, StepSizes
-from serving.deployments.config import Deployment
-from serving.deployments.inter_node import Group, context_group, kv_group
-from serving.deployments.model_spec import ModelSpec
+from tokentwin.calibration.operations import Amount, Collective, Operation, StepSizes
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.inter_node import Group, context_group, kv_group
+from tokentwin.serving.deployments.model_spec import ModelSpec
 
 
 @dataclass(frozen=True)

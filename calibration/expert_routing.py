@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from serving.deployments.config import Deployment
-from serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.model_spec import ModelSpec
 
 
 def busiest_over_mean(model: ModelSpec, deployment: Deployment, tokens: Any) -> Any:

@@ -14,14 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from calibration.steps.features import CPU_FEATURES, STEP_FEATURES, MeasuredSteps
-from calibration.steps.fit import predict
-from calibration.steps.step_cost import Calibration
-from calibration.validation.known_speed import machine_slowdown
-from serving.errors import UserError
-from serving.front_door import FrontDoor
-from traces.metrics.client_view import matched, seen_from_outside
-from traces.recording import Recording, notes_of
+from tokentwin.calibration.steps.features import CPU_FEATURES, STEP_FEATURES, MeasuredSteps
+from tokentwin.calibration.steps.fit import predict
+from tokentwin.calibration.steps.step_cost import Calibration
+from tokentwin.calibration.validation.known_speed import machine_slowdown
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.front_door import FrontDoor
+from tokentwin.traces.metrics.client_view import matched, seen_from_outside
+from tokentwin.traces.recording import Recording, notes_of
 
 Floats = NDArray[np.float64]
 _FEWEST = 10  # minimum number of requests

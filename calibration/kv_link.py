@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import nnls
 
-from serving.deployments.config import Deployment
-from traces.recording import Recording
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.traces.recording import Recording
 
 _FASTEST_GB_S = 1e6  # bandwidth of a direction in which larger copies take no longer
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibration.operations import (
+from tokentwin.calibration.operations import (
     Amount,
     DecodeAttention,
     Elementwise,
@@ -21,10 +21,10 @@ from calibration.operations import (
     PrefillAttention,
     StepSizes,
 )
-from serving.deployments.attention import LatentAttention
-from serving.deployments.config import Deployment
-from serving.deployments.model_spec import ModelSpec
-from serving.deployments.weight_types import DTYPE_BYTES, stored
+from tokentwin.serving.deployments.attention import LatentAttention
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.deployments.weight_types import DTYPE_BYTES, stored
 
 
 @dataclass(frozen=True)

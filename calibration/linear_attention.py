@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from calibration.operations import Amount, Operation, StepSizes
-from serving.deployments.attention import LinearAttention
-from serving.deployments.weight_types import DTYPE_BYTES
+from tokentwin.calibration.operations import Amount, Operation, StepSizes
+from tokentwin.serving.deployments.attention import LinearAttention
+from tokentwin.serving.deployments.weight_types import DTYPE_BYTES
 
 _CHUNK = 64  # tokens, as in the kernels that vLLM uses
 

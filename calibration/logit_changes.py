@@ -9,10 +9,10 @@ logits, for at most 1,024 tokens at a time (`prompt_logprob.py`).
 
 from __future__ import annotations
 
-from calibration.operations import Elementwise, Operation
-from calibration.step_operations import logit_operations
-from serving.deployments.config import Deployment
-from serving.deployments.model_spec import ModelSpec
+from tokentwin.calibration.operations import Elementwise, Operation
+from tokentwin.calibration.step_operations import logit_operations
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.model_spec import ModelSpec
 
 SCORED_AT_A_TIME = 1024
 _CHANGED_BYTES = 4 + 4 + 4 + 1 / 8

@@ -12,10 +12,10 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from calibration.expert_routing import experts_touched
-from serving.deployments.gpu_spec import GpuSpec
-from serving.deployments.inter_node import NodeLink
-from serving.deployments.weight_types import DTYPE_BYTES
+from tokentwin.calibration.expert_routing import experts_touched
+from tokentwin.serving.deployments.gpu_spec import GpuSpec
+from tokentwin.serving.deployments.inter_node import NodeLink
+from tokentwin.serving.deployments.weight_types import DTYPE_BYTES
 
 _WEIGHT_ONLY = ("int4", "int8")
 Amount = Any  # float | int | NDArray: one step, or many at once
@@ -378,7 +378,7 @@ class Estimate(NamedTuple):
     Attributes:
         ns: nanoseconds, a number or an array
         sigma: standard error of log(ns): 0.05 is about 5 %
-        level: a `calibration.trust.TrustLevel`, or an array of them
+        level: a `tokentwin.calibration.trust.TrustLevel`, or an array of them
     """
 
     ns: Any

@@ -9,12 +9,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from calibration.compressed_attention import compressed_attention, compressed_elementwise, compressed_projections
-from calibration.context_parallel import context_exchanges, share_of_step
-from calibration.expert_routing import busiest_over_mean
-from calibration.latent_attention import latent_attention, latent_elementwise, latent_projections
-from calibration.linear_attention import linear_attention
-from calibration.operations import (
+from tokentwin.calibration.compressed_attention import (
+    compressed_attention,
+    compressed_elementwise,
+    compressed_projections,
+)
+from tokentwin.calibration.context_parallel import context_exchanges, share_of_step
+from tokentwin.calibration.expert_routing import busiest_over_mean
+from tokentwin.calibration.latent_attention import latent_attention, latent_elementwise, latent_projections
+from tokentwin.calibration.linear_attention import linear_attention
+from tokentwin.calibration.operations import (
     Amount,
     Collective,
     DecodeAttention,
@@ -27,9 +31,9 @@ from calibration.operations import (
     Scores,
     StepSizes,
 )
-from serving.deployments.attention import CompressedAttention
-from serving.deployments.config import Deployment
-from serving.deployments.inter_node import (
+from tokentwin.serving.deployments.attention import CompressedAttention
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.inter_node import (
     Group,
     context_group,
     data_group,
@@ -38,10 +42,10 @@ from serving.deployments.inter_node import (
     inter_node,
     tensor_group,
 )
-from serving.deployments.kv_layout import kv_dtype
-from serving.deployments.model_spec import ModelSpec
-from serving.deployments.weight_types import check_format, check_linear_heads, stored
-from serving.errors import UserError
+from tokentwin.serving.deployments.kv_layout import kv_dtype
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.deployments.weight_types import check_format, check_linear_heads, stored
+from tokentwin.serving.errors import UserError
 
 
 def step_operations(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> list[Operation]:

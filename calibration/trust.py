@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from traces.recording import notes_of
+from tokentwin.traces.recording import notes_of
 
 MEASURED, VALIDATED, INTERPOLATED, EXTRAPOLATED, UNKNOWN, ASSUMED = LEVELS = (
     "measured",

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from calibration.operations import Collective, Elementwise, Gemm, KernelTimes, Operation, PrefillAttention
-from calibration.steps.launches import launches
-from serving.deployments.config import Deployment
-from serving.deployments.model_spec import ModelSpec
-from serving.deployments.multimodal import Tower, find_tower
-from serving.errors import UserError
-from serving.workload import Item
+from tokentwin.calibration.operations import Collective, Elementwise, Gemm, KernelTimes, Operation, PrefillAttention
+from tokentwin.calibration.steps.launches import launches
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.deployments.multimodal import Tower, find_tower
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Item
 
 SPREAD = 2.0  # factor between the estimate and either end of its 90 % interval: a guess, for lack of measurements
 SAID = (

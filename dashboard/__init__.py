@@ -1,5 +1,5 @@
 """The dashboard: Streamlit pages over recordings and validation reports.
 
-Pages only arrange numbers and figures. Numbers come from `traces.metrics.run_metrics` and from validation reports.
-Figures come from the `charts` files, which do not import Streamlit.
+Pages only arrange numbers and figures. Numbers come from `tokentwin.traces.metrics.run_metrics` and from validation
+reports. Figures come from the `charts` files, which do not import Streamlit.
 """

@@ -8,9 +8,9 @@ from pathlib import Path
 import streamlit as st
 from PIL import Image, ImageDraw
 
-from dashboard.own_policy import FLAG
-from dashboard.pages import first_page, pages
-from dashboard.palette import REAL, SIMULATED
+from tokentwin.dashboard.own_policy import FLAG
+from tokentwin.dashboard.pages import first_page, pages
+from tokentwin.dashboard.palette import REAL, SIMULATED
 
 
 def _icon() -> Image.Image:

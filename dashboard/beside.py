@@ -7,11 +7,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import streamlit as st
 
-from dashboard import blocks
-from dashboard.shown import literal
-from dashboard.url import go_to, named
-from serving.answers.figures import NOTHING, shown_change
-from serving.answers.report import FIGURE, Column, Table
+from tokentwin.dashboard import blocks
+from tokentwin.dashboard.shown import literal
+from tokentwin.dashboard.url import go_to, named
+from tokentwin.serving.answers.figures import NOTHING, shown_change
+from tokentwin.serving.answers.report import FIGURE, Column, Table
 
 One = TypeVar("One")
 _CALLED = {"gpus": "GPUs", "slos": "SLOs", "tensor_parallel_sizes": "tensor parallel", "vary": "engine settings"}

@@ -16,15 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import streamlit as st
 
-from calibration.trust import ASSUMED, EXTRAPOLATED, INTERPOLATED, MEASURED, UNKNOWN, VALIDATED, Trust
-from dashboard.in_words import in_words
-from dashboard.sheet import Fact
-from dashboard.shown import literal, sentence, verbatim
-from dashboard.url import go_to
-from serving.answers.figures import NOTHING
-from serving.answers.report import Table
-from serving.errors import UserError
-from serving.metrics import defined_in
+from tokentwin.calibration.trust import ASSUMED, EXTRAPOLATED, INTERPOLATED, MEASURED, UNKNOWN, VALIDATED, Trust
+from tokentwin.dashboard.in_words import in_words
+from tokentwin.dashboard.sheet import Fact
+from tokentwin.dashboard.shown import literal, sentence, verbatim
+from tokentwin.dashboard.url import go_to
+from tokentwin.serving.answers.figures import NOTHING
+from tokentwin.serving.answers.report import Table
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.metrics import defined_in
 
 # What screen readers read, and nobody sees.
 _UNSEEN = "position:absolute;width:1px;height:1px;margin:0;overflow:hidden;clip-path:inset(50%);white-space:nowrap"

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dashboard.library import RECORDING, find
-from planning.diagnose.request import DiagnoseRequest
+from tokentwin.dashboard.library import RECORDING, find
+from tokentwin.planning.diagnose.request import DiagnoseRequest
 
 SAMPLES = Path(__file__).with_name("samples")
 DEMO = SAMPLES / "demo"

@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from dashboard.palette import empty, finish, legend_once, line, slo_line
-from serving.metrics import axis_of
+from tokentwin.dashboard.palette import empty, finish, legend_once, line, slo_line
+from tokentwin.serving.metrics import axis_of
 
 _TICKS = 4  # ticks per panel where several stand side by side on a telephone
 _FEW = 10  # fewer values than this get markers, because a line alone would show little

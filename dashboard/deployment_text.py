@@ -12,14 +12,14 @@ from typing import Any
 
 import yaml
 
-from dashboard.uploads import keep_document, kept_document
-from serving.data_file import parse_yaml
-from serving.deployments.config import Deployment, parse, pool_deployment
-from serving.deployments.gpu_spec import gpus
-from serving.deployments.model_catalogue import models
-from serving.errors import UserError
-from serving.scheduler import POLICIES
-from sim.router import ROUTERS
+from tokentwin.dashboard.uploads import keep_document, kept_document
+from tokentwin.serving.data_file import parse_yaml
+from tokentwin.serving.deployments.config import Deployment, parse, pool_deployment
+from tokentwin.serving.deployments.gpu_spec import gpus
+from tokentwin.serving.deployments.model_catalogue import models
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.scheduler import POLICIES
+from tokentwin.sim.router import ROUTERS
 
 MOST_KB = 64
 MOST_REPLICAS = 1000

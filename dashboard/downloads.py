@@ -9,12 +9,12 @@ from functools import partial
 
 import streamlit as st
 
-from dashboard.export_task import MANY, export_job, exported
-from dashboard.job_view import follow, start
-from planning.exports.export import formats_of, write_export
-from planning.exports.exportable import Exportable
-from planning.exports.formats import FORMATS
-from planning.exports.recorded_run import RecordedRun
+from tokentwin.dashboard.export_task import MANY, export_job, exported
+from tokentwin.dashboard.job_view import follow, start
+from tokentwin.planning.exports.export import formats_of, write_export
+from tokentwin.planning.exports.exportable import Exportable
+from tokentwin.planning.exports.formats import FORMATS
+from tokentwin.planning.exports.recorded_run import RecordedRun
 
 
 def downloads(source: Exportable, name: str) -> None:
@@ -54,7 +54,9 @@ def downloads(source: Exportable, name: str) -> None:
 
 def _export(source: Exportable, format: str, table: str | None) -> Callable[[], bytes]:
     def content() -> bytes:
-        from dashboard.html_reports.report import write_report  # plotly.js comes with it, which few clicks need
+        from tokentwin.dashboard.html_reports.report import (
+            write_report,  # plotly.js comes with it, which few clicks need
+        )
 
         out = io.BytesIO()
         write_export(source, format, out, table, html=write_report)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dashboard.url import amount, choose, number, text
-from serving.deployments.model_catalogue import models
-from serving.errors import UserError
+from tokentwin.dashboard.url import amount, choose, number, text
+from tokentwin.serving.deployments.model_catalogue import models
+from tokentwin.serving.errors import UserError
 
 _METHODS = {"": "none", "mtp": "MTP", "eagle": "EAGLE", "ngram": "n-gram", "draft_model": "a draft model"}
 _METHOD = "The method that proposes draft tokens, which a step verifies. MTP: the model's own layer."

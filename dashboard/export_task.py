@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dashboard.library import stamp
-from planning.exports.export import export
-from planning.exports.recorded_run import RecordedRun
-from planning.jobs.job import Job
-from planning.progress import Tell
+from tokentwin.dashboard.library import stamp
+from tokentwin.planning.exports.export import export
+from tokentwin.planning.exports.recorded_run import RecordedRun
+from tokentwin.planning.jobs.job import Job
+from tokentwin.planning.progress import Tell
 
-TASK = "dashboard.export_task:write"
+TASK = "tokentwin.dashboard.export_task:write"
 MANY = 100_000  # rows from which a job writes a table
 _FILE = "export"
 

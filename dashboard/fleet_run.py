@@ -7,12 +7,12 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.blocks import mistake
-from dashboard.job_view import follow, start
-from dashboard.planned import Planned, Ways
-from planning.jobs.job import Job
-from planning.plan.frontier import Fleet
-from serving.errors import UserError
+from tokentwin.dashboard.blocks import mistake
+from tokentwin.dashboard.job_view import follow, start
+from tokentwin.dashboard.planned import Planned, Ways
+from tokentwin.planning.jobs.job import Job
+from tokentwin.planning.plan.frontier import Fleet
+from tokentwin.serving.errors import UserError
 
 _TO_OPEN = "fleet_to_open"  # key of `st.session_state`: the job whose recording is opened when it is done
 _SIMULATE = "Simulate this fleet with the plan's traffic, record every step, and open the recording on the Run page."

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from serving.answers.figures import shown_number
+from tokentwin.serving.answers.figures import shown_number
 
 _MOST_SERIES, _MOST_BARS = 8, 8
 _TAGS = re.compile(r"<[^>]+>")

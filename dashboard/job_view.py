@@ -7,11 +7,11 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.blocks import mistake
-from dashboard.shown import capitalised
-from planning.jobs.job import Job, Status
-from planning.progress import in_words
-from serving.errors import UserError, reason
+from tokentwin.dashboard.blocks import mistake
+from tokentwin.dashboard.shown import capitalised
+from tokentwin.planning.jobs.job import Job, Status
+from tokentwin.planning.progress import in_words
+from tokentwin.serving.errors import UserError, reason
 
 POLL_S = 1.0
 

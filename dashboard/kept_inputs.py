@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import streamlit as st
 
-from dashboard.deployment_text import MOST_KB, keep_deployment, kept_deployment
-from dashboard.shown import verbatim
-from dashboard.trace_columns import offer_template, show_first_requests, stated_columns
-from dashboard.uploads import MOST_MB, keep_model, keep_trace, model_path, plain_name, trace_path
-from dashboard.url import fresh_key, keep, named
+from tokentwin.dashboard.deployment_text import MOST_KB, keep_deployment, kept_deployment
+from tokentwin.dashboard.shown import verbatim
+from tokentwin.dashboard.trace_columns import offer_template, show_first_requests, stated_columns
+from tokentwin.dashboard.uploads import MOST_MB, keep_model, keep_trace, model_path, plain_name, trace_path
+from tokentwin.dashboard.url import fresh_key, keep, named
 
 _FORMATS = (
     "Any format that `tokentwin trace` reads: Azure, Mooncake, OpenTelemetry GenAI spans, Dynamo, AIPerf, Parquet, "

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from calibration.steps.external_calibration import LEARNT_FILES
+from tokentwin.calibration.steps.external_calibration import LEARNT_FILES
 
 RECORDING = "requests.parquet"
 OWN_CALIBRATION = "calibration.json"

@@ -12,9 +12,9 @@ import pyarrow as pa
 import streamlit as st
 from numpy.typing import NDArray
 
-from dashboard.library import stamp
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
+from tokentwin.dashboard.library import stamp
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
 
 # The gaps between tokens of a longer run are those of this many requests at the beginning of this many row groups. They
 # are a few million gaps; reading all gaps would take half a minute.

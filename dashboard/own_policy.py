@@ -10,11 +10,11 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboard.kept_inputs import Incomplete
-from dashboard.shown import capitalised
-from dashboard.uploads import keep_file, kept_file
-from dashboard.url import fresh_key, keep, named
-from serving.errors import UserError
+from tokentwin.dashboard.kept_inputs import Incomplete
+from tokentwin.dashboard.shown import capitalised
+from tokentwin.dashboard.uploads import keep_file, kept_file
+from tokentwin.dashboard.url import fresh_key, keep, named
+from tokentwin.serving.errors import UserError
 
 FLAG = "--own-policies"
 MOST_KB = 200

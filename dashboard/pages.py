@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
-from dashboard.library import RECORDING, find
-from planning.jobs.job import finished
+from tokentwin.dashboard.library import RECORDING, find
+from tokentwin.planning.jobs.job import finished
 
 PAGES = {  # title and icon of each page by the name of its folder
     "plan": ("Plan", "dns"),
@@ -70,7 +70,7 @@ def first_page(page: StreamlitPage, runs: Path) -> StreamlitPage | None:
     st.session_state["visited"] = True
     if not new or page.url_path or st.query_params or not find(runs, RECORDING):
         return None
-    if finished(runs / "jobs", import_module("dashboard.plan_page.tasks").PLAN):
+    if finished(runs / "jobs", import_module("tokentwin.dashboard.plan_page.tasks").PLAN):
         return None
     name = "trust" if find(runs, import_page("trust").REPORT) else "run"
     return next(one for one in pages(runs)[""] if one.url_path == name)

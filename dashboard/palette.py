@@ -14,8 +14,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from calibration.trust import EXTRAPOLATED
-from serving.answers.figures import shown_number
+from tokentwin.calibration.trust import EXTRAPOLATED
+from tokentwin.serving.answers.figures import shown_number
 
 SIMULATED = "#3b7ddd"
 REAL = "#e8822a"

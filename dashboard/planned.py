@@ -15,18 +15,18 @@ from typing import Any, NamedTuple
 import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
-from dashboard.bundled import bundled_answer
-from dashboard.plan_page.inputs import plan_request
-from dashboard.plan_page.tasks import COARSE, FLEET, PLAN
-from dashboard.plan_page.words import EXAMPLE, LOOKED_AT, fleet_name, model_name, traffic_name
-from dashboard.shown import literal, verbatim
-from dashboard.url import keep, named
-from planning.jobs.files import read_json, write_json
-from planning.jobs.job import Job, started
-from planning.plan.document import PlanDocument
-from planning.plan.frontier import Fleet
-from planning.plan.objectives import parse_objectives
-from serving.errors import UserError
+from tokentwin.dashboard.bundled import bundled_answer
+from tokentwin.dashboard.plan_page.inputs import plan_request
+from tokentwin.dashboard.plan_page.tasks import COARSE, FLEET, PLAN
+from tokentwin.dashboard.plan_page.words import EXAMPLE, LOOKED_AT, fleet_name, model_name, traffic_name
+from tokentwin.dashboard.shown import literal, verbatim
+from tokentwin.dashboard.url import keep, named
+from tokentwin.planning.jobs.files import read_json, write_json
+from tokentwin.planning.jobs.job import Job, started
+from tokentwin.planning.plan.document import PlanDocument
+from tokentwin.planning.plan.frontier import Fleet
+from tokentwin.planning.plan.objectives import parse_objectives
+from tokentwin.serving.errors import UserError
 
 Ways = Mapping[str, StreamlitPage]  # the pages of the dashboard by title; empty if a page is drawn alone
 _NAME = re.compile(r"[0-9a-f]{16}")

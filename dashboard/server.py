@@ -13,9 +13,9 @@ from threading import Thread
 from starlette.middleware import Middleware
 from streamlit.starlette import App
 
-from dashboard.door import Door
-from dashboard.own_policy import FLAG
-from dashboard.uploads import MOST_MB
+from tokentwin.dashboard.door import Door
+from tokentwin.dashboard.own_policy import FLAG
+from tokentwin.dashboard.uploads import MOST_MB
 
 APP = Path(__file__).with_name("app.py")
 
@@ -46,7 +46,7 @@ def serve(runs: Path, host: str, port: int, password: str, names: Sequence[str],
 
 
 def _import_pages() -> None:
-    from dashboard.pages import PAGES, import_page
+    from tokentwin.dashboard.pages import PAGES, import_page
 
     for name in PAGES:
         import_page(name)

@@ -11,9 +11,9 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from planning.made_up import MadeUp
-from traces.distributions import Drawn, NoTokens
-from traces.synth import Adapters, Images, SynthSpec, SystemPrompts, parse_spec
+from tokentwin.planning.made_up import MadeUp
+from tokentwin.traces.distributions import Drawn, NoTokens
+from tokentwin.traces.synth import Adapters, Images, SynthSpec, SystemPrompts, parse_spec
 
 LEAST_REQUESTS = 500  # minimum number of requests, because fewer say nothing about a 99th percentile
 MOST_REQUESTS = 20_000  # maximum number of requests, because a plan for more takes minutes

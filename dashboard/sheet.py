@@ -1,4 +1,4 @@
-"""The interface of a medium for answers: a page (`dashboard.blocks`), or a file (`html_reports.document`)."""
+"""The interface of a medium for answers: a page (`tokentwin.dashboard.blocks`), or a file (`html_reports.document`)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Protocol
 
 import plotly.graph_objects as go
 
-from calibration.trust import Trust
-from dashboard.shown import capitalised, sentence
-from serving.answers.report import Report, Table
+from tokentwin.calibration.trust import Trust
+from tokentwin.dashboard.shown import capitalised, sentence
+from tokentwin.serving.answers.report import Report, Table
 
 
 class Fact(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import datetime
 
-from serving.metrics import METRICS
+from tokentwin.serving.metrics import METRICS
 
 
 def when(iso: str) -> str:

@@ -6,10 +6,10 @@ import re
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
-from dashboard.blocks import mistake
-from dashboard.url import text
-from planning.plan.objectives import parse_objectives
-from serving.errors import UserError
+from tokentwin.dashboard.blocks import mistake
+from tokentwin.dashboard.url import text
+from tokentwin.planning.plan.objectives import parse_objectives
+from tokentwin.serving.errors import UserError
 
 Bounds = Mapping[str, Mapping[float, str]]  # names of bounds in ms, by metric
 NO_BOUNDS: Bounds = MappingProxyType({})

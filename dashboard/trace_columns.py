@@ -1,6 +1,7 @@
 """The columns of an uploaded CSV file or JSON lines, if the reader does not know their names: the user says them.
 
-Only the beginning of the file is read here, as text. The requests themselves are read elsewhere (`dashboard.uploads`).
+Only the beginning of the file is read here, as text. The requests themselves are read elsewhere
+(`tokentwin.dashboard.uploads`).
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import streamlit as st
 
-from dashboard.blocks import data_table
-from dashboard.shown import verbatim
-from dashboard.url import fresh_key
-from serving.errors import UserError
-from traces.formats.columns import usual_field
-from traces.formats.rows import delimiter
-from traces.formats.simple import FIELDS, SimpleCsvReader, SimpleJsonReader
-from traces.formats.trace_file import READERS
+from tokentwin.dashboard.blocks import data_table
+from tokentwin.dashboard.shown import verbatim
+from tokentwin.dashboard.url import fresh_key
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.formats.columns import usual_field
+from tokentwin.traces.formats.rows import delimiter
+from tokentwin.traces.formats.simple import FIELDS, SimpleCsvReader, SimpleJsonReader
+from tokentwin.traces.formats.trace_file import READERS
 
 ROWS = 10
 _HEAD = 65536  # bytes of the file that are looked at

@@ -18,10 +18,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from serving.errors import UserError
-from serving.workload import Workload, WorkloadRequest
-from traces.formats.parquet import MAGIC
-from traces.formats.trace_file import read_workload, write_workload
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.traces.formats.parquet import MAGIC
+from tokentwin.traces.formats.trace_file import read_workload, write_workload
 
 MB = 1_000_000
 FAILED = 1

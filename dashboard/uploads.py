@@ -1,6 +1,7 @@
 """Uploads of users: a trace, or a model's config.json. They are read as data, checked, and kept under their hash.
 
-Nothing of an upload is executed, except a policy (`dashboard.own_policy`). Neither its name nor a name in it becomes a
+Nothing of an upload is executed, except a policy (`tokentwin.dashboard.own_policy`). Neither its name nor a name in it
+becomes a
 path: traces go through the readers of `traces` from a temporary file, in a process with limits (`upload_process`), and
 their requests are kept, not the bytes.
 """
@@ -19,14 +20,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from dashboard import upload_process
-from dashboard.upload_process import FAILED, MB, Limits
-from planning.jobs.files import read_json, write_json
-from serving.deployments.hf_config import spec_from_hf_config
-from serving.errors import UserError
-from serving.python_process import module_command, module_environment
-from serving.whole_file import write_whole
-from traces.formats.rows import SAY_COLUMNS
+from tokentwin.dashboard import upload_process
+from tokentwin.dashboard.upload_process import FAILED, MB, Limits
+from tokentwin.planning.jobs.files import read_json, write_json
+from tokentwin.serving.deployments.hf_config import spec_from_hf_config
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.python_process import module_command, module_environment
+from tokentwin.serving.whole_file import write_whole
+from tokentwin.traces.formats.rows import SAY_COLUMNS
 
 MOST_MB = 50
 LIMITS = Limits()

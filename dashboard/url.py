@@ -36,8 +36,8 @@ from typing import Any, ParamSpec, TypeVar
 import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
-from dashboard.shown import verbatim
-from serving.errors import UserError
+from tokentwin.dashboard.shown import verbatim
+from tokentwin.serving.errors import UserError
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -21,17 +21,22 @@ PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "docs/imag
 REFERENCE = {
     "Ask from Python": ("tokentwin.api",),
     "Scheduling": (
-        "serving.scheduler",
-        "serving.policies.ranked",
-        "serving.policies.vllm",
-        "serving.request",
-        "serving.step_plan",
+        "tokentwin.serving.scheduler",
+        "tokentwin.serving.policies.ranked",
+        "tokentwin.serving.policies.vllm",
+        "tokentwin.serving.request",
+        "tokentwin.serving.step_plan",
     ),
-    "KV blocks": ("serving.kv.block_pool",),
-    "Simulation": ("sim.cluster", "sim.replica", "sim.router"),
-    "Workloads and recordings": ("serving.workload", "traces.recording", "traces.schema", "traces.metrics.run_metrics"),
-    "Cost models": ("serving.cost_model", "calibration.steps.step_cost"),
-    "Deployments": ("serving.deployments.config", "serving.deployments.fleet"),
+    "KV blocks": ("tokentwin.serving.kv.block_pool",),
+    "Simulation": ("tokentwin.sim.cluster", "tokentwin.sim.replica", "tokentwin.sim.router"),
+    "Workloads and recordings": (
+        "tokentwin.serving.workload",
+        "tokentwin.traces.recording",
+        "tokentwin.traces.schema",
+        "tokentwin.traces.metrics.run_metrics",
+    ),
+    "Cost models": ("tokentwin.serving.cost_model", "tokentwin.calibration.steps.step_cost"),
+    "Deployments": ("tokentwin.serving.deployments.config", "tokentwin.serving.deployments.fleet"),
 }
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 

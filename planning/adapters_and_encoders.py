@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serving.answers.figures import shown_number, shown_share, shown_time
-from sim.adapter_slots import AdapterUse
-from sim.encoder import EncoderUse
-from sim.encoder_pools import ApartUse
-from traces.recording import Recording, notes_of
+from tokentwin.serving.answers.figures import shown_number, shown_share, shown_time
+from tokentwin.sim.adapter_slots import AdapterUse
+from tokentwin.sim.encoder import EncoderUse
+from tokentwin.sim.encoder_pools import ApartUse
+from tokentwin.traces.recording import Recording, notes_of
 
 
 def adapter_use(recording: Recording) -> AdapterUse | None:

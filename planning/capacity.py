@@ -13,12 +13,12 @@ from dataclasses import replace
 
 from pydantic import BaseModel
 
-from planning.priced_scenario import PricedScenario
-from serving.answers.figures import shown_band, shown_number
-from serving.workload import Workload
-from traces.metrics.run_metrics import RunMetrics
-from traces.metrics.saturation import Saturation
-from traces.reshape import reshaped
+from tokentwin.planning.priced_scenario import PricedScenario
+from tokentwin.serving.answers.figures import shown_band, shown_number
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.metrics.saturation import Saturation
+from tokentwin.traces.reshape import reshaped
 
 _WITH_WAITING = ("ttft_ms", "tpot_inclusive_ms", "e2e_ms", "queue_ms")
 _FASTER = 1.3  # factor between the rates that are tried

@@ -11,15 +11,15 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from calibration.steps.external_calibration import Learnt
-from calibration.steps.observed import JudgedCost, observed, pure
-from calibration.steps.operation_cost import OperationCost
-from calibration.steps.step_cost import Calibration, StepCost
-from planning.resolution import calibration_in, resolved
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import GpuSpec, catalogue_name, find_gpu
-from serving.errors import UserError
-from serving.user_code.own_cost import identity, names_own_cost, own_cost
+from tokentwin.calibration.steps.external_calibration import Learnt
+from tokentwin.calibration.steps.observed import JudgedCost, observed, pure
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.calibration.steps.step_cost import Calibration, StepCost
+from tokentwin.planning.resolution import calibration_in, resolved
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import GpuSpec, catalogue_name, find_gpu
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.user_code.own_cost import identity, names_own_cost, own_cost
 
 _PRICES = re.compile(r"[^,=]*=[^,\s]*|[^,\s][^,]*")  # GPU=DOLLARS, or what is none
 
@@ -109,7 +109,7 @@ def _by_own_model(name: str, gpu: str | None, deployment: Deployment) -> Priced:
 
 
 def _on_gpu(gpu: str, learnt: Learnt | None, deployment: Deployment, shared_prefix: int, encodes: bool) -> Priced:
-    from calibration.steps.external_calibration import (  # imports slowly: kernels are interpolated with scipy
+    from tokentwin.calibration.steps.external_calibration import (  # imports slowly: it needs scipy
         identity,
         predicted_cost,
     )

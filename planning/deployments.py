@@ -13,13 +13,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from realengine.attention import ATTENTION
-from serving.data_file import parse_yaml
-from serving.deployments.config import Deployment, SchedulerConfig, load_deployment, over, parse
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
-from serving.user_code.plugins import check_name
-from serving.workload import Workload
+from tokentwin.realengine.attention import ATTENTION
+from tokentwin.serving.data_file import parse_yaml
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig, load_deployment, over, parse
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.user_code.plugins import check_name
+from tokentwin.serving.workload import Workload
 
 SCHEDULER_FLAGS = (
     "max_num_seqs", "max_num_active_seqs", "max_num_batched_tokens", "max_num_scheduled_tokens",
@@ -69,7 +69,7 @@ def stated_deployment(path: str | Path) -> Deployment:
     """
     if not Path(path).is_dir():
         return load_deployment(path)
-    from traces.recording import Recording  # loads pyarrow
+    from tokentwin.traces.recording import Recording  # loads pyarrow
 
     run = Recording.load(path).run
     made = parse(Deployment, json.loads(run["deployment"] or "{}"), where=f"{run['run_id']}.deployment")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from serving.deployments.gpu_spec import GpuSpec
-from traces.metrics.power import FITTED
-from traces.metrics.run_metrics import RunMetrics
+from tokentwin.serving.deployments.gpu_spec import GpuSpec
+from tokentwin.traces.metrics.power import FITTED
+from tokentwin.traces.metrics.run_metrics import RunMetrics
 
 # Factors of the predicted figure between which 90 % of the published figures lie, of power and of all other figures: on
 # GPUs of a generation to which the power model was fitted, and on others. See `lab/results/energy.md`.

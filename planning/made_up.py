@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from planning.request import Request
-from serving.answers.figures import counted, shown_number
-from serving.deployments.config import parse
-from serving.errors import UserError
+from tokentwin.planning.request import Request
+from tokentwin.serving.answers.figures import counted, shown_number
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.errors import UserError
 
 if TYPE_CHECKING:
-    from traces.distributions import Lognormal, NoTokens
-    from traces.synth import SynthSpec
+    from tokentwin.traces.distributions import Lognormal, NoTokens
+    from tokentwin.traces.synth import SynthSpec
 
 NAME = "made-up"
 _SPREADS = {"prompt": 1.0, "output": 0.8}  # standard deviation of the logarithm of a length
@@ -57,7 +57,7 @@ class MadeUp(Request):
 
     def spec(self) -> SynthSpec:
         """Return the specification of the traffic. Raises UserError unless it has exactly one kind of arrivals."""
-        from traces.synth import SynthSpec
+        from tokentwin.traces.synth import SynthSpec
 
         given = [name for name in _ARRIVALS if getattr(self, name) is not None]
         if len(given) != 1:
@@ -68,7 +68,7 @@ class MadeUp(Request):
         return SynthSpec(name=NAME, **self._arrivals(), **{n: self._length(n) for n in _SPREADS})
 
     def _length(self, name: str) -> Lognormal | NoTokens:
-        from traces.distributions import Lognormal, NoTokens
+        from tokentwin.traces.distributions import Lognormal, NoTokens
 
         mean = getattr(self, name)
         if not mean:
@@ -76,7 +76,7 @@ class MadeUp(Request):
         return Lognormal(kind="lognormal", mean=mean, sigma=_SPREADS[name], max=_LONGEST * mean)
 
     def _arrivals(self) -> dict[str, Any]:
-        from traces.distributions import Closed, Poisson, Users
+        from tokentwin.traces.distributions import Closed, Poisson, Users
 
         if self.rate is not None:
             requests = min(max(round(_LASTS_S * self.rate), _FEWEST), _MOST)
@@ -114,8 +114,8 @@ def made_up(given: Mapping[str, Any]) -> SynthSpec:
 
 def assumed(spec: object) -> str:
     """Return a sentence about everything that was made up; empty if `spec` is not traffic that `made_up` made."""
-    from traces.distributions import Lognormal, NoTokens
-    from traces.synth import SynthSpec
+    from tokentwin.traces.distributions import Lognormal, NoTokens
+    from tokentwin.traces.synth import SynthSpec
 
     if not isinstance(spec, SynthSpec) or spec.name != NAME:
         return ""
@@ -131,7 +131,7 @@ def assumed(spec: object) -> str:
 
 
 def _arriving(spec: SynthSpec) -> str:
-    from traces.distributions import Closed, Users
+    from tokentwin.traces.distributions import Closed, Users
 
     arrivals = spec.arrivals
     if isinstance(arrivals, Users):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from serving.deployments.model_catalogue import pooling_model
-from serving.errors import UserError
-from serving.workload import Workload
+from tokentwin.serving.deployments.model_catalogue import pooling_model
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload
 
 _WITHOUT_TOKENS = ("e2e_ms", "queue_ms")  # latencies of requests without tokens that can have a bound
 

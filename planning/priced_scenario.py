@@ -9,23 +9,23 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from calibration.steps.observed import JudgedCost
-from calibration.trust import Trust, least_certain
-from planning.costs import Priced, priced
-from planning.learn.front_door import learnt_front_door
-from serving.cost_model import CostModel
-from serving.deployments.config import Deployment, pool_deployment
-from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig, plain_fleet
-from serving.deployments.gpu_spec import gpus
-from serving.errors import UserError
-from serving.front_door import FrontDoor
-from serving.workload import Workload, common_prefix
-from sim.cluster import Cluster
-from sim.fleet import PricedPool, alike_pools
-from sim.router import find_router
-from sim.run_log import RunSink, TableSink
-from traces.metrics.run_metrics import RunMetrics
-from traces.metrics.step_metrics import StepWork
+from tokentwin.calibration.steps.observed import JudgedCost
+from tokentwin.calibration.trust import Trust, least_certain
+from tokentwin.planning.costs import Priced, priced
+from tokentwin.planning.learn.front_door import learnt_front_door
+from tokentwin.serving.cost_model import CostModel
+from tokentwin.serving.deployments.config import Deployment, pool_deployment
+from tokentwin.serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig, plain_fleet
+from tokentwin.serving.deployments.gpu_spec import gpus
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.front_door import FrontDoor
+from tokentwin.serving.workload import Workload, common_prefix
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.fleet import PricedPool, alike_pools
+from tokentwin.sim.router import find_router
+from tokentwin.sim.run_log import RunSink, TableSink
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.metrics.step_metrics import StepWork
 
 _MOST_REPLICAS = 100_000
 

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calibration.steps.external_calibration import LEARNT_FILES
-from calibration.steps.step_cost import Calibration
-from planning.costs import Priced, priced
-from planning.resolution import calibration_in
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import gpus
-from serving.errors import UserError
-from traces.recording import notes_of
+from tokentwin.calibration.steps.external_calibration import LEARNT_FILES
+from tokentwin.calibration.steps.step_cost import Calibration
+from tokentwin.planning.costs import Priced, priced
+from tokentwin.planning.resolution import calibration_in
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import gpus
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.recording import notes_of
 
 
 class Source(NamedTuple):
@@ -32,8 +32,8 @@ def source_of(run: Mapping[str, Any], calibrations: Iterable[Path]) -> Source | 
 
     `run` is the run's row of `runs`. Returns None if no source fits. Damaged calibrations are skipped.
     """
-    from calibration.kernels.surfaces import bundled_names
-    from calibration.steps.external_calibration import identity
+    from tokentwin.calibration.kernels.surfaces import bundled_names
+    from tokentwin.calibration.steps.external_calibration import identity
 
     wanted = run["calibration"]
     if not wanted:

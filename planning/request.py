@@ -9,8 +9,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
 
-from serving.deployments.config import Deployment, with_stated_blocks
-from serving.errors import UserError
+from tokentwin.serving.deployments.config import Deployment, with_stated_blocks
+from tokentwin.serving.errors import UserError
 
 
 class Request(BaseModel):

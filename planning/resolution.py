@@ -13,20 +13,20 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from calibration.steps.external_calibration import Learnt, load_learnt
-from calibration.steps.measured_runs import MeasuredRuns
-from calibration.steps.step_cost import Calibration
-from planning.deployments import served
-from planning.learn.watched import drift
-from serving.deployments.config import Deployment, SchedulerConfig, merged, over, parse, pool_deployment
-from serving.deployments.engine_defaults import with_engine_defaults
-from serving.deployments.gpu_spec import GpuSpec, find_gpu
-from serving.deployments.kv_capacity import UTILIZATION, check_encoder, kv_capacity
-from serving.deployments.kv_layout import with_kv_groups
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
-from serving.scheduler import check_own_setting
-from serving.user_code.own_cost import names_own_cost
+from tokentwin.calibration.steps.external_calibration import Learnt, load_learnt
+from tokentwin.calibration.steps.measured_runs import MeasuredRuns
+from tokentwin.calibration.steps.step_cost import Calibration
+from tokentwin.planning.deployments import served
+from tokentwin.planning.learn.watched import drift
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig, merged, over, parse, pool_deployment
+from tokentwin.serving.deployments.engine_defaults import with_engine_defaults
+from tokentwin.serving.deployments.gpu_spec import GpuSpec, find_gpu
+from tokentwin.serving.deployments.kv_capacity import UTILIZATION, check_encoder, kv_capacity
+from tokentwin.serving.deployments.kv_layout import with_kv_groups
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.scheduler import check_own_setting
+from tokentwin.serving.user_code.own_cost import names_own_cost
 
 
 def resolved(deployment: Deployment, gpu: GpuSpec | None, encodes: bool = False) -> tuple[Deployment, str]:

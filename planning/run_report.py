@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from planning.capacity import Capacity
-from serving.answers.figures import shown_band, shown_share
-from serving.answers.report import FIGURE, METRIC_AND_UNIT, Column, Line, Table
-from serving.metrics import STATISTICS, metric
-from traces.metrics.run_metrics import RunMetrics
+from tokentwin.planning.capacity import Capacity
+from tokentwin.serving.answers.figures import shown_band, shown_share
+from tokentwin.serving.answers.report import FIGURE, METRIC_AND_UNIT, Column, Line, Table
+from tokentwin.serving.metrics import STATISTICS, metric
+from tokentwin.traces.metrics.run_metrics import RunMetrics
 
 ENOUGH = 0.99  # share of the requests that must finish for their latencies to describe the run
 

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from planning.deployments import described, with_room
-from planning.made_up import NAME
-from planning.request import GridCarbon, Pue, Request, StatedDeployment, TimedBy
-from serving.deployments.config import Deployment, parse
-from serving.deployments.fleet import RouterConfig
-from serving.deployments.gpu_spec import gpus
-from serving.metrics import check_slo
-from serving.scheduler import find_policy
-from serving.workload import Workload
+from tokentwin.planning.deployments import described, with_room
+from tokentwin.planning.made_up import NAME
+from tokentwin.planning.request import GridCarbon, Pue, Request, StatedDeployment, TimedBy
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.deployments.fleet import RouterConfig
+from tokentwin.serving.deployments.gpu_spec import gpus
+from tokentwin.serving.metrics import check_slo
+from tokentwin.serving.scheduler import find_policy
+from tokentwin.serving.workload import Workload
 
 if TYPE_CHECKING:
-    from planning.priced_scenario import PricedScenario
-    from traces.synth import SynthSpec
+    from tokentwin.planning.priced_scenario import PricedScenario
+    from tokentwin.traces.synth import SynthSpec
 
 
 class TraceWorkload(Request):
@@ -92,7 +92,7 @@ class Scenario(Request):
     @field_validator("workload")
     @classmethod
     def _complete(cls, workload: dict[str, Any]) -> dict[str, Any]:
-        from traces.synth import parse_spec
+        from tokentwin.traces.synth import parse_spec
 
         if "trace" in workload:
             return parse(TraceWorkload, workload, where="workload").model_dump(mode="json")
@@ -111,8 +111,8 @@ class Scenario(Request):
 
         Raises UserError for settings that do not go together.
         """
-        from planning.resolution import base_deployment
-        from traces.synth import parse_spec, synthesise
+        from tokentwin.planning.resolution import base_deployment
+        from tokentwin.traces.synth import parse_spec, synthesise
 
         made = described(self.deployment, base_deployment(self.calibration, self.gpu))
         return with_room(made, synthesise(parse_spec(self.room))) if self.room else made
@@ -125,16 +125,16 @@ class Scenario(Request):
     @property
     def synthetic(self) -> SynthSpec | None:
         """The specification in `workload`; None if it names a trace."""
-        from traces.synth import parse_spec
+        from tokentwin.traces.synth import parse_spec
 
         return None if "trace" in self.workload else parse_spec(self.workload, where="workload")
 
     def offered(self) -> Workload:
         """Return the workload. Raises UserError if its trace cannot be read."""
-        from planning.traffic import is_specification
-        from traces.formats.trace_file import read_workload
-        from traces.reshape import reshaped, spread_ticks
-        from traces.synth import read_spec, synthesise
+        from tokentwin.planning.traffic import is_specification
+        from tokentwin.traces.formats.trace_file import read_workload
+        from tokentwin.traces.reshape import reshaped, spread_ticks
+        from tokentwin.traces.synth import read_spec, synthesise
 
         if (spec := self.synthetic) is not None:
             return synthesise(spec)
@@ -150,9 +150,9 @@ class Scenario(Request):
 
         Raises UserError if settings do not go together.
         """
-        from planning.pooling import check_pooling
-        from planning.priced_scenario import price_scenario, with_fleet
-        from sim.router import find_router
+        from tokentwin.planning.pooling import check_pooling
+        from tokentwin.planning.priced_scenario import price_scenario, with_fleet
+        from tokentwin.sim.router import find_router
 
         deployment = with_fleet(whole or self.described(), self.replicas, self.router)
         priced = price_scenario(Workload(()), self.calibration, self.gpu, deployment, prices=self.prices)

@@ -10,25 +10,25 @@ from typing import Any
 
 import pyarrow as pa
 
-from calibration.steps.observed import pure
-from calibration.steps.operation_cost import OperationCost
-from calibration.steps.step_cost import StepCost
-from calibration.steps.step_trust import recorded_beyond
-from calibration.trust import EXTRAPOLATED, Trust
-from calibration.validation.bands import Band, bands
-from planning.adapters_and_encoders import adapters_said, encoder_said
-from planning.capacity import Capacity, capacity
-from planning.energy import energy_bands, energy_note
-from planning.priced_scenario import PricedScenario
-from planning.progress import Tell, quiet
-from planning.run_report import run_report
-from serving.answers.document import Answer
-from serving.answers.report import Line, Table
-from serving.deployments.gpu_spec import gpus
-from sim.cluster import Simulated, simulate_to
-from traces.metrics.run_metrics import RunMetrics
-from traces.metrics.saturation import Saturation
-from traces.recording import Recording, notes_of
+from tokentwin.calibration.steps.observed import pure
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.calibration.steps.step_cost import StepCost
+from tokentwin.calibration.steps.step_trust import recorded_beyond
+from tokentwin.calibration.trust import EXTRAPOLATED, Trust
+from tokentwin.calibration.validation.bands import Band, bands
+from tokentwin.planning.adapters_and_encoders import adapters_said, encoder_said
+from tokentwin.planning.capacity import Capacity, capacity
+from tokentwin.planning.energy import energy_bands, energy_note
+from tokentwin.planning.priced_scenario import PricedScenario
+from tokentwin.planning.progress import Tell, quiet
+from tokentwin.planning.run_report import run_report
+from tokentwin.serving.answers.document import Answer
+from tokentwin.serving.answers.report import Line, Table
+from tokentwin.serving.deployments.gpu_spec import gpus
+from tokentwin.sim.cluster import Simulated, simulate_to
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.metrics.saturation import Saturation
+from tokentwin.traces.recording import Recording, notes_of
 
 _MANY_STEPS = 100_000
 

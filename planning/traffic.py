@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 from pydantic import Field, field_validator
 
-from planning.request import Request
-from serving.answers.figures import counted
-from serving.deployments.config import parse
-from serving.errors import UserError
-from serving.workload import PRIVATE, Workload, WorkloadRequest
-from traces import synth
-from traces.distributions import Closed, Users
-from traces.reshape import at_rate, only, reshaped
-from traces.synth import SynthSpec, read_spec
+from tokentwin.planning.request import Request
+from tokentwin.serving.answers.figures import counted
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.traces import synth
+from tokentwin.traces.distributions import Closed, Users
+from tokentwin.traces.reshape import at_rate, only, reshaped
+from tokentwin.traces.synth import SynthSpec, read_spec
 
 BUSIEST_S = 3600.0  # default length of the period that is planned for, in seconds
 WHOLE_S = 1e9  # a period longer than any traffic, in seconds
@@ -88,7 +88,7 @@ class Offered(Request):
                 )
             return looped(loop, draw=draw, limit=self.limit)
         if isinstance(self.traffic, str):
-            from traces.formats.trace_file import read_workload
+            from tokentwin.traces.formats.trace_file import read_workload
 
             made = read_workload(self.traffic)
         elif isinstance(self.traffic, tuple):

@@ -19,9 +19,9 @@ from threading import Thread
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
-from serving.errors import UserError
-from serving.python_process import without_main
-from serving.user_code.call_limit import watch
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.python_process import without_main
+from tokentwin.serving.user_code.call_limit import watch
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
@@ -181,7 +181,7 @@ def _end(worker: _Worker) -> None:
 
 
 def _serve(connection: Connection) -> None:
-    from traces.without_pandas import spare_pandas  # loads pyarrow
+    from tokentwin.traces.without_pandas import spare_pandas  # loads pyarrow
 
     spare_pandas()
     Thread(target=_end_with_parent, daemon=True).start()

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from time import perf_counter_ns
 from typing import NamedTuple
 
-from realengine.models.adapter_files import AdapterFiles
-from realengine.models.lora_slots import LoraSlots
-from realengine.step_input import HostAdapter
-from serving.adapter_places import AdapterPlaces
-from serving.deployments.lora import LoraConfig
+from tokentwin.realengine.models.adapter_files import AdapterFiles
+from tokentwin.realengine.models.lora_slots import LoraSlots
+from tokentwin.realengine.step_input import HostAdapter
+from tokentwin.serving.adapter_places import AdapterPlaces
+from tokentwin.serving.deployments.lora import LoraConfig
 
 
 class StepAdapters(NamedTuple):

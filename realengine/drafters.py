@@ -22,17 +22,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from realengine.models.weights import ModelFiles
-from realengine.runner import ModelRunner
-from realengine.seating import Seating
-from realengine.sequence import TokenSequence
-from realengine.step_input import RowInput, pack
-from serving.deployments.config import Deployment
-from serving.deployments.model_spec import ModelSpec, check_vocabulary
-from serving.errors import UserError
-from serving.request import Status
-from serving.speculative import SpeculativeConfig
-from serving.step_plan import Row
+from tokentwin.realengine.models.weights import ModelFiles
+from tokentwin.realengine.runner import ModelRunner
+from tokentwin.realengine.seating import Seating
+from tokentwin.realengine.sequence import TokenSequence
+from tokentwin.realengine.step_input import RowInput, pack
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.model_spec import ModelSpec, check_vocabulary
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.request import Status
+from tokentwin.serving.speculative import SpeculativeConfig
+from tokentwin.serving.step_plan import Row
 
 
 class Drafter(Protocol):

@@ -14,34 +14,34 @@ from functools import cached_property, reduce
 from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
-from realengine.adapters import Adapters
-from realengine.devices.memory import KvBudget
-from realengine.drafters import Drafter, find_drafter, propose
-from realengine.grammar_compiler import GrammarCompiler, Grammars
-from realengine.host_tier import HostTier
-from realengine.models.adapter_files import AdapterFiles
-from realengine.models.weights import ModelFiles
-from realengine.parallel.ranks import Ranks
-from realengine.runnable import check_deployment
-from realengine.runner import ModelRunner
-from realengine.seating import Seating, WaitingDemand
-from realengine.sequence import TokenSequence, masks_of_rows
-from realengine.step import Load, Step
-from realengine.step_input import pack
-from realengine.verification import VerifiedTokens, verify_step
-from serving.deployments.config import Deployment, SchedulerConfig, parse
-from serving.errors import UserError
-from serving.kv.content import TokenContent
-from serving.kv.contiguous_pool import longest_free
-from serving.kv.grouped_pool import block_tables
-from serving.kv.tiered_blocks import tier_blocks
-from serving.policies.drafts import judge_drafts
-from serving.policies.sglang_scheduler import SglangScheduler
-from serving.request import Request, Status
-from serving.scheduler import Hold, Scheduler, check_own_setting, find_policy
-from serving.step_plan import StepPlan
-from serving.user_code.own_contract import contract_with
-from serving.workload import WorkloadRequest
+from tokentwin.realengine.adapters import Adapters
+from tokentwin.realengine.devices.memory import KvBudget
+from tokentwin.realengine.drafters import Drafter, find_drafter, propose
+from tokentwin.realengine.grammar_compiler import GrammarCompiler, Grammars
+from tokentwin.realengine.host_tier import HostTier
+from tokentwin.realengine.models.adapter_files import AdapterFiles
+from tokentwin.realengine.models.weights import ModelFiles
+from tokentwin.realengine.parallel.ranks import Ranks
+from tokentwin.realengine.runnable import check_deployment
+from tokentwin.realengine.runner import ModelRunner
+from tokentwin.realengine.seating import Seating, WaitingDemand
+from tokentwin.realengine.sequence import TokenSequence, masks_of_rows
+from tokentwin.realengine.step import Load, Step
+from tokentwin.realengine.step_input import pack
+from tokentwin.realengine.verification import VerifiedTokens, verify_step
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig, parse
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.kv.content import TokenContent
+from tokentwin.serving.kv.contiguous_pool import longest_free
+from tokentwin.serving.kv.grouped_pool import block_tables
+from tokentwin.serving.kv.tiered_blocks import tier_blocks
+from tokentwin.serving.policies.drafts import judge_drafts
+from tokentwin.serving.policies.sglang_scheduler import SglangScheduler
+from tokentwin.serving.request import Request, Status
+from tokentwin.serving.scheduler import Hold, Scheduler, check_own_setting, find_policy
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.user_code.own_contract import contract_with
+from tokentwin.serving.workload import WorkloadRequest
 
 _CLOSED = "was closed; make another"
 
@@ -123,7 +123,7 @@ class Engine:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """Notes about the engine for a recording, in addition to its deployment; see `traces.recording`."""
+        """Notes about the engine for a recording, in addition to its deployment; see `tokentwin.traces.recording`."""
         attention = self.runner.attention.name
         notes: dict[str, Any] = {"attention": attention, "model": self.source, "memory": self.memory_report}
         if self.spec.num_experts:
@@ -203,8 +203,8 @@ class Engine:
     def add(self, arrived: WorkloadRequest, prompt: Sequence[int], *, grammar: str = "", **tokens: Any) -> Request:
         """Queue a request with token ids `prompt`; `tokens` are further arguments of `TokenSequence`.
 
-        A `structured` request comes with a `grammar`, as `realengine.grammar` writes it, and waits until that is
-        compiled. Raises UserError for a LoRA adapter that does not exist or that the engine cannot run.
+        A `structured` request comes with a `grammar`, as `tokentwin.realengine.grammar` writes it, and waits until that
+        is compiled. Raises UserError for a LoRA adapter that does not exist or that the engine cannot run.
         """
         if arrived.adapter:
             self.check_adapters([arrived.adapter])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from realengine.engine import Engine
-from realengine.sampling import SamplingParams
-from realengine.tokenizer import Detokenizer, Tokenizer
-from serving.errors import UserError
-from serving.request import Status
-from serving.workload import WorkloadRequest
+from tokentwin.realengine.engine import Engine
+from tokentwin.realengine.sampling import SamplingParams
+from tokentwin.realengine.tokenizer import Detokenizer, Tokenizer
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.request import Status
+from tokentwin.serving.workload import WorkloadRequest
 
 
 def stream(
@@ -22,9 +22,9 @@ def stream(
 ) -> Iterator[str]:
     """Yield pieces of the assistant's answer to `messages`, each `{"role": ..., "content": ...}`.
 
-    If a `grammar` is given, as `realengine.grammar` writes it, the answer follows it. The answer ends at the model's
-    end-of-sequence token, at a stop string, or after `max_tokens`. Raises UserError if the model has no tokenizer or
-    the prompt does not fit.
+    If a `grammar` is given, as `tokentwin.realengine.grammar` writes it, the answer follows it. The answer ends at the
+    model's end-of-sequence token, at a stop string, or after `max_tokens`. Raises UserError if the model has no
+    tokenizer or the prompt does not fit.
     """
     if engine.folder is None:
         remedy = "has random weights, so it cannot answer a prompt; use smollm2 or a model folder"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.errors import UserError, one_line
+from tokentwin.serving.errors import UserError, one_line
 
 _SHOWN = 80  # maximum number of characters of a request that an error shows
 ANY_OBJECT: dict[str, Any] = {"type": "object"}

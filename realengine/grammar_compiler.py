@@ -1,4 +1,4 @@
-"""The engine's end of the processes that compile grammars and keep them; see `realengine.grammar_process`."""
+"""The engine's end of the processes that compile grammars and keep them; see `tokentwin.realengine.grammar_process`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from realengine.grammar import Bits, library
-from serving.request import Request
+from tokentwin.realengine.grammar import Bits, library
+from tokentwin.serving.request import Request
 
 _MOST = 64  # number of processes; a new grammar takes the place of one without answers
 _MOST_COMPILING = 8
@@ -38,11 +38,11 @@ class Grammars:
         self._orders, other = socket.socketpair()
         with other:
             number = other.fileno()
-            command = [sys.executable, "-m", "realengine.grammar_process", str(number), *self._arguments]
+            command = [sys.executable, "-m", "tokentwin.realengine.grammar_process", str(number), *self._arguments]
             self._first = subprocess.Popen(command, pass_fds=[number], start_new_session=True)
 
     def start(self, written: str) -> GrammarProcess:
-        """Begin to compile the grammar `written`, as `realengine.grammar` writes it, in a new process."""
+        """Begin to compile the grammar `written`, as `tokentwin.realengine.grammar` writes it, in a new process."""
         if self._first.poll() is not None:
             self._orders.close()
             self._begin()

@@ -1,9 +1,10 @@
-"""Processes that compile grammars and keep them: `python -m realengine.grammar_process SOCKET SECONDS FOLDER SIZE EOS`.
+"""Processes that compile and keep grammars: `python -m tokentwin.realengine.grammar_process`, with five arguments.
 
 llguidance cannot be interrupted, and an expression of 40 bytes can take it hours. So each grammar has a process, which
 the system ends when a call takes too much of the processor's time. The first process only reads the tokenizer; for each
 connection that comes over its socket it forks one that compiles the first message, a grammar, and then answers calls of
-the methods of `realengine.grammar.Grammar`. Nothing is compiled twice: answers with the same grammar share its process.
+the methods of `tokentwin.realengine.grammar.Grammar`. Nothing is compiled twice: answers with the same grammar share
+its process.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from realengine.grammar import Grammar, library
+from tokentwin.realengine.grammar import Grammar, library
 
 _CALL_S = 1.0  # CPU time for a mask or a token
 _MOST_BYTES = 4 << 30  # address space

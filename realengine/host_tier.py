@@ -1,10 +1,10 @@
 """A KV tier in host memory: blocks are copied there when a step has filled them, and back for requests that reuse them.
 
 `HostMemory` belongs to one rank. It has slots for blocks, and makes copies while steps run. `HostTier` is the tier of
-the whole engine. The rules in `serving.kv.tiered_blocks`, which the simulator also uses, decide which blocks are kept
-there and which are reused. A copy never overlaps with a step that writes to the same block. To that end a block is
-copied out after the step that filled it, the blocks of an ended request are kept until they are copied out, and a step
-that may reuse other requests' blocks waits for all copies.
+the whole engine. The rules in `tokentwin.serving.kv.tiered_blocks`, which the simulator also uses, decide which blocks
+are kept there and which are reused. A copy never overlaps with a step that writes to the same block. To that end a
+block is copied out after the step that filled it, the blocks of an ended request are kept until they are copied out,
+and a step that may reuse other requests' blocks waits for all copies.
 
 In the overlapped loop a step is planned while the tokens of the step before are unknown, and the key of a block is a
 function of its tokens. So the keys of the blocks that the later step fills are computed only when the earlier step has
@@ -24,17 +24,17 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from realengine.attention.kv_cache import KvCache
-from realengine.step import Attempt, Launched, TierEvents, Transfer
-from serving.answers.figures import shown_gib
-from serving.contract import Contract
-from serving.deployments.config import SchedulerConfig
-from serving.deployments.kv_tiers import KvTiersConfig
-from serving.errors import UserError
-from serving.kv.content import Content
-from serving.kv.tiered_blocks import Filling, TieredBlocks, tier_blocks
-from serving.request import Request
-from serving.step_plan import StepPlan
+from tokentwin.realengine.attention.kv_cache import KvCache
+from tokentwin.realengine.step import Attempt, Launched, TierEvents, Transfer
+from tokentwin.serving.answers.figures import shown_gib
+from tokentwin.serving.contract import Contract
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.deployments.kv_tiers import KvTiersConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.kv.content import Content
+from tokentwin.serving.kv.tiered_blocks import Filling, TieredBlocks, tier_blocks
+from tokentwin.serving.request import Request
+from tokentwin.serving.step_plan import StepPlan
 
 
 class Copy(Protocol):

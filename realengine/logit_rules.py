@@ -2,7 +2,7 @@
 
 Each change has the same meaning as in vLLM. The host computes the changes that depend on tokens that it has seen. If a
 token was sampled that the host has not seen yet, the device adds the changes that follow from it: see
-`realengine.sampling.changed_logits`. Nothing here needs torch.
+`tokentwin.realengine.sampling.changed_logits`. Nothing here needs torch.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from statistics import median
 
-from realengine.logit_rules import PENALTIES, RuledLogits
-from realengine.runner import ModelRunner
+from tokentwin.realengine.logit_rules import PENALTIES, RuledLogits
+from tokentwin.realengine.runner import ModelRunner
 
 _ROWS = 8
 _TOKENS = 256  # of a prompt, and of the answer whose tokens have penalties

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from time import sleep
 from typing import Protocol
 
-from realengine.engine import Engine
-from realengine.run_recorder import RunRecorder
-from realengine.step import Step
+from tokentwin.realengine.engine import Engine
+from tokentwin.realengine.run_recorder import RunRecorder
+from tokentwin.realengine.step import Step
 
 # interval for checking whether KV has been copied or a wait has ended, because nothing notifies the loop
 _LOOK_S = 1e-4

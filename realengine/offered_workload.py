@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from serving.clients import Clients
-from serving.deployments.config import Deployment
-from serving.errors import UserError
-from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
-from traces.formats.parquet import write_parquet
-from traces.recording_writer import RecordingWriter
+from tokentwin.serving.clients import Clients
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
+from tokentwin.traces.formats.parquet import write_parquet
+from tokentwin.traces.recording_writer import RecordingWriter
 
 _OUT = "out:"
 

@@ -1,11 +1,11 @@
 """The replay of a workload on the real engine, in real time, with a recording.
 
-The clients are the same as in the simulator (`serving.clients`). A request is due at its arrival time; in a closed loop
-it is due when another request has ended, and in a conversation a think time after the previous answer. Latencies of a
-request count from the time at which it is due, not from its sending. So the waits that a stalled engine causes are
-included (no coordinated omission). The loop takes arrivals between steps, at the time `send_ns`. The answer to a
-structured request is a list of JSON objects that goes on up to the recorded length. A request that changes logits has
-small penalties.
+The clients are the same as in the simulator (`tokentwin.serving.clients`). A request is due at its arrival time; in a
+closed loop it is due when another request has ended, and in a conversation a think time after the previous answer.
+Latencies of a request count from the time at which it is due, not from its sending. So the waits that a stalled engine
+causes are included (no coordinated omission). The loop takes arrivals between steps, at the time `send_ns`. The answer
+to a structured request is a list of JSON objects that goes on up to the recorded length. A request that changes logits
+has small penalties.
 
 Outputs are forced, so that later turns can quote them. With speculative decoding they are not forced, because the
 model's own output decides whether drafts are accepted.
@@ -21,20 +21,20 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter_ns, sleep
 
-from realengine.devices.machine import describe
-from realengine.engine import Engine
-from realengine.grammar import ENDLESS_OBJECTS, json_grammar
-from realengine.logit_rules import PENALTIES
-from realengine.loop import drive
-from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts, adapters_of, run_columns
-from realengine.run_recorder import RunRecorder
-from realengine.sequence import TokenSequence
-from realengine.step import Step
-from realengine.undisturbed import ctrl_c_heard, no_cycle_search
-from serving.canary import canary_rows
-from serving.request import Request, Status
-from serving.workload import Workload, WorkloadRequest, with_session_ends
-from traces.recording_writer import RecordingWriter
+from tokentwin.realengine.devices.machine import describe
+from tokentwin.realengine.engine import Engine
+from tokentwin.realengine.grammar import ENDLESS_OBJECTS, json_grammar
+from tokentwin.realengine.logit_rules import PENALTIES
+from tokentwin.realengine.loop import drive
+from tokentwin.realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts, adapters_of, run_columns
+from tokentwin.realengine.run_recorder import RunRecorder
+from tokentwin.realengine.sequence import TokenSequence
+from tokentwin.realengine.step import Step
+from tokentwin.realengine.undisturbed import ctrl_c_heard, no_cycle_search
+from tokentwin.serving.canary import canary_rows
+from tokentwin.serving.request import Request, Status
+from tokentwin.serving.workload import Workload, WorkloadRequest, with_session_ends
+from tokentwin.traces.recording_writer import RecordingWriter
 
 _SPIN_NS = 500_000  # sleep until this close to an arrival, then spin
 FLUSH_NS = 50_000_000  # buffered rows are written when idle for longer than this

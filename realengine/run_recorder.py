@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from realengine.step import Step, TierEvents
-from serving.request import Request
-from serving.step_plan import AGGREGATES, aggregates_of
-from serving.workload import STOPPED
+from tokentwin.realengine.step import Step, TierEvents
+from tokentwin.serving.request import Request
+from tokentwin.serving.step_plan import AGGREGATES, aggregates_of
+from tokentwin.serving.workload import STOPPED
 
 # fields of a step that are columns of the same name
 _AS_THEY_ARE = ("prepare_ns", "launch_ns", "host_ns", "graph", "thread_ns", "speed", "draft_ns")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from realengine.models.mlp import MIXTURE_FAMILIES, SHARING_FAMILIES
-from realengine.models.weight_loader import QUANTIZATIONS
-from realengine.parallel.tensor_parallel import shard_spec
-from serving.deployments.config import Deployment
-from serving.deployments.kv_layout import kv_groups, stating_kv_groups
-from serving.deployments.lora import LoraConfig, adapted_linears
-from serving.deployments.model_spec import ModelSpec
-from serving.errors import UserError
+from tokentwin.realengine.models.mlp import MIXTURE_FAMILIES, SHARING_FAMILIES
+from tokentwin.realengine.models.weight_loader import QUANTIZATIONS
+from tokentwin.realengine.parallel.tensor_parallel import shard_spec
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.kv_layout import kv_groups, stating_kv_groups
+from tokentwin.serving.deployments.lora import LoraConfig, adapted_linears
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.errors import UserError
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *MIXTURE_FAMILIES)
 _STORED = ("none", "fp8", "fp8_block", "int4", "int8")

@@ -16,30 +16,30 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from realengine.attention.backend import find_attention
-from realengine.attention.kv_cache import FP8, KvCache
-from realengine.devices.device import OpTimes
-from realengine.devices.machine import find_device
-from realengine.devices.memory import KvBudget, memory_for
-from realengine.devices.speed import Speed
-from realengine.host_tier import Copy, HostMemory
-from realengine.logit_rules import LogitChanges, PromptLogprob
-from realengine.models.layer_ops import LayerOps
-from realengine.models.lora_slots import LoraSlots
-from realengine.models.model import Model
-from realengine.models.weights import ModelFiles
-from realengine.parallel.tensor_parallel import COLLECTIVES, Collective, own_experts, shard_spec, shard_state
-from realengine.sampling import MOST_LOGPROBS, changed_logits, logprobs_of
-from realengine.step import Launched
-from realengine.step_graphs import StepGraphs, largest_layout, mixed_steps, pad
-from realengine.step_input import Batch, Layout, RowInput, ScoredTokens, StepInput, pack
-from serving.answers.figures import shown_gib
-from serving.cost_model import DECODE_BUCKETS, padded
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.kv_layout import layers_of_a_group
-from serving.deployments.lora import adapter_elements
-from serving.deployments.weight_types import GROUP_SIZE, weight_width
-from serving.errors import UserError
+from tokentwin.realengine.attention.backend import find_attention
+from tokentwin.realengine.attention.kv_cache import FP8, KvCache
+from tokentwin.realengine.devices.device import OpTimes
+from tokentwin.realengine.devices.machine import find_device
+from tokentwin.realengine.devices.memory import KvBudget, memory_for
+from tokentwin.realengine.devices.speed import Speed
+from tokentwin.realengine.host_tier import Copy, HostMemory
+from tokentwin.realengine.logit_rules import LogitChanges, PromptLogprob
+from tokentwin.realengine.models.layer_ops import LayerOps
+from tokentwin.realengine.models.lora_slots import LoraSlots
+from tokentwin.realengine.models.model import Model
+from tokentwin.realengine.models.weights import ModelFiles
+from tokentwin.realengine.parallel.tensor_parallel import COLLECTIVES, Collective, own_experts, shard_spec, shard_state
+from tokentwin.realengine.sampling import MOST_LOGPROBS, changed_logits, logprobs_of
+from tokentwin.realengine.step import Launched
+from tokentwin.realengine.step_graphs import StepGraphs, largest_layout, mixed_steps, pad
+from tokentwin.realengine.step_input import Batch, Layout, RowInput, ScoredTokens, StepInput, pack
+from tokentwin.serving.answers.figures import shown_gib
+from tokentwin.serving.cost_model import DECODE_BUCKETS, padded
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.kv_layout import layers_of_a_group
+from tokentwin.serving.deployments.lora import adapter_elements
+from tokentwin.serving.deployments.weight_types import GROUP_SIZE, weight_width
+from tokentwin.serving.errors import UserError
 
 _SCORED_AT_A_TIME = 64  # tokens of a prompt whose logits are in memory at the same time
 _HOST_BUFFERS = 3  # two steps in flight, and one being written
@@ -148,7 +148,7 @@ class ModelRunner:
     def _ops(self) -> LayerOps:
         if not self._in_triton:
             return LayerOps(self.spec)
-        from realengine.models.triton_ops import TritonOps
+        from tokentwin.realengine.models.triton_ops import TritonOps
 
         return TritonOps(self.spec)
 

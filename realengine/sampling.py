@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import torch
 
-from realengine.logit_rules import Logprob, StepChanges
-from serving.errors import UserError
+from tokentwin.realengine.logit_rules import Logprob, StepChanges
+from tokentwin.serving.errors import UserError
 
 _GREEDY_BELOW = 1e-5  # vLLM's limit: a smaller temperature counts as 0
 MOST_LOGPROBS = 20  # maximum number of alternatives whose log-probabilities a request may want

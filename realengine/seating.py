@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from realengine.sampling import SamplingParams
-from realengine.sequence import TokenSequence
-from realengine.step_input import Ints, PlainRows, RowInput
-from serving.deployments.config import SchedulerConfig
-from serving.deployments.kv_layout import most_held
-from serving.request import Request
-from serving.step_plan import Row, StepPlan
+from tokentwin.realengine.sampling import SamplingParams
+from tokentwin.realengine.sequence import TokenSequence
+from tokentwin.realengine.step_input import Ints, PlainRows, RowInput
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.deployments.kv_layout import most_held
+from tokentwin.serving.request import Request
+from tokentwin.serving.step_plan import Row, StepPlan
 
 
 class Seating:

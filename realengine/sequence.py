@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import torch
 
-from realengine.grammar import Bits
-from realengine.grammar_compiler import AnswerGrammar
-from realengine.logit_rules import LogitChanges, LogitRules, Logprob, PromptLogprob, RuledLogits
-from realengine.sampling import SamplingParams, UniformNumbers
-from serving.request import Request
-from serving.step_plan import Row
+from tokentwin.realengine.grammar import Bits
+from tokentwin.realengine.grammar_compiler import AnswerGrammar
+from tokentwin.realengine.logit_rules import LogitChanges, LogitRules, Logprob, PromptLogprob, RuledLogits
+from tokentwin.realengine.sampling import SamplingParams, UniformNumbers
+from tokentwin.serving.request import Request
+from tokentwin.serving.step_plan import Row
 
 
 class TokenSequence:

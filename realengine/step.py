@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from realengine.adapters import StepAdapters
-from realengine.devices.device import Mark, OpTimes, Pending
-from realengine.logit_rules import Logprob, PromptLogprob
-from realengine.sampling import TokenLogprobs
-from realengine.step_input import Layout
-from serving.request import Request
-from serving.step_plan import Row, StepPlan
+from tokentwin.realengine.adapters import StepAdapters
+from tokentwin.realengine.devices.device import Mark, OpTimes, Pending
+from tokentwin.realengine.logit_rules import Logprob, PromptLogprob
+from tokentwin.realengine.sampling import TokenLogprobs
+from tokentwin.realengine.step_input import Layout
+from tokentwin.serving.request import Request
+from tokentwin.serving.step_plan import Row, StepPlan
 
 
 class Launched:

@@ -14,9 +14,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from realengine.devices.device import Device
-from realengine.step_input import Layout, StepInput
-from serving.cost_model import DECODE_BUCKETS, TOKEN_BUCKETS, padded, padded_tokens
+from tokentwin.realengine.devices.device import Device
+from tokentwin.realengine.step_input import Layout, StepInput
+from tokentwin.serving.cost_model import DECODE_BUCKETS, TOKEN_BUCKETS, padded, padded_tokens
 
 _FEWEST_SAMPLES = 64  # up to this number, reading the head's weights takes as long as computing with them
 _FEWEST_TILES = 8

@@ -17,11 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from realengine.logit_rules import LogitChanges, StepChanges, step_changes
-from serving.cost_model import padded
+from tokentwin.realengine.logit_rules import LogitChanges, StepChanges, step_changes
+from tokentwin.serving.cost_model import padded
 
 Ints = NDArray[np.int32]
-HostAdapter = Sequence[torch.Tensor]  # a LoRA adapter in host memory, as `realengine.models.lora_slots` copies it
+HostAdapter = Sequence[
+    torch.Tensor
+]  # a LoRA adapter in host memory, as `tokentwin.realengine.models.lora_slots` copies it
 
 _ALIGN = 4  # 16 bytes: kernels are compiled for aligned pointers
 

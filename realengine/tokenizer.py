@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from serving.data_file import parse_json
-from serving.errors import UserError
+from tokentwin.serving.data_file import parse_json
+from tokentwin.serving.errors import UserError
 
 _INCOMPLETE = "\ufffd"
 _SHOWN = 20  # maximum number of messages whose roles an error shows

@@ -19,11 +19,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from realengine.logit_rules import Logprob
-from realengine.sampling import logprobs_of, pick
-from realengine.sequence import TokenSequence
-from realengine.step import Step
-from serving.request import Request
+from tokentwin.realengine.logit_rules import Logprob
+from tokentwin.realengine.sampling import logprobs_of, pick
+from tokentwin.realengine.sequence import TokenSequence
+from tokentwin.realengine.step import Step
+from tokentwin.serving.request import Request
 
 
 def verify_step(

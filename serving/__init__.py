@@ -3,4 +3,4 @@
 Pure Python: this package never imports torch, simpy, or any other package of this project.
 """
 
-import serving.compiled_core  # noqa: F401  # decides which other modules are compiled
+import tokentwin.serving.compiled_core  # noqa: F401  # decides which other modules are compiled

@@ -7,7 +7,7 @@ real engine use the same rule.
 
 from __future__ import annotations
 
-from serving.deployments.lora import LoraConfig
+from tokentwin.serving.deployments.lora import LoraConfig
 
 
 class AdapterPlaces:

@@ -1,7 +1,7 @@
 """The times that LoRA adapters add to the steps of an engine, and the protocol of a cost model that knows them.
 
-A step without adapters takes no time more: vLLM has CUDA graphs without LoRA kernels for it. `calibration.adapter_fit`
-computes the times from the shapes of a model.
+A step without adapters takes no time more: vLLM has CUDA graphs without LoRA kernels for it.
+`tokentwin.calibration.adapter_fit` computes the times from the shapes of a model.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from heapq import heappop, heappush
 
-from serving.errors import UserError
-from serving.workload import Workload, WorkloadRequest
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload, WorkloadRequest
 
 _Turn = tuple[str, int]
 

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 SUFFIX = EXTENSION_SUFFIXES[0]  # names the Python and the platform
 COMPILED = ROOT / "serving" / "_compiled"
 DIGEST = "sources.txt"  # the file that holds the digest of what was compiled
+_AGAIN = "`pip install --force-reinstall --no-deps FOLDER`"
 COMPILED_CORE, BY_CHOICE = "compiled core", "pure Python: TOKENTWIN_PURE is set"
 
 
@@ -57,9 +58,11 @@ def _use() -> str:
     try:
         made_of = (COMPILED / DIGEST).read_text()
     except FileNotFoundError:
-        return "pure Python: `make core` has not compiled the core"
+        here = (ROOT.parent / "compile_core.py").is_file()
+        remedy = "run `make core`" if here else "install a C compiler, then tokentwin's source again: " + _AGAIN
+        return f"pure Python, about half as fast, because the core is not compiled; {remedy}"
     if made_of != sources_digest():
-        return "pure Python: the core was compiled from other sources or for another Python; run `make core`"
+        return "pure Python, about half as fast: the core is of other sources or another Python; run `make core`"
     sys.meta_path.insert(0, _Finder())
     return COMPILED_CORE
 

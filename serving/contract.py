@@ -13,13 +13,13 @@ from typing import Any, Literal, NoReturn, cast
 
 from mypy_extensions import mypyc_attr
 
-from serving.deployments.config import SchedulerConfig
-from serving.errors import UserError
-from serving.kv.external import ExternalKv, ExternalScheduler, connect
-from serving.request import Request
-from serving.scheduler import Scheduler
-from serving.step_plan import StepPlan
-from serving.workload import WorkloadRequest
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.kv.external import ExternalKv, ExternalScheduler, connect
+from tokentwin.serving.request import Request
+from tokentwin.serving.scheduler import Scheduler
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import WorkloadRequest
 
 Rule = Literal["budget", "KV", "rows", "sums", "requests", "progress", "promises", "calls"]
 

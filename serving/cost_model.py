@@ -12,8 +12,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from typing import Protocol, runtime_checkable
 
-from serving.step_plan import StepPlan
-from serving.step_prices import DecodeRun
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.step_prices import DecodeRun
 
 DECODE_BUCKETS = (1, 2, 4, *range(8, 1025, 8))
 TOKEN_BUCKETS = (16, 32, 64, 128, *(step * (1 << power) for power in range(5, 9) for step in (5, 6, 8)))

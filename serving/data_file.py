@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from serving.errors import UserError, reason
+from tokentwin.serving.errors import UserError, reason
 
 _MOST_REPEATED = 1_000_000  # characters that the aliases of a file may add
 _OLD_NUMBER = re.compile(r"[-+]?0[0-7_]+|.*:.*")  # YAML 1.1: octal and base-60 numbers

@@ -11,10 +11,10 @@ from heapq import heappop, heappush
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from serving.request import Request
+from tokentwin.serving.request import Request
 
 if TYPE_CHECKING:
-    from serving.policies.fair import ServiceCounters
+    from tokentwin.serving.policies.fair import ServiceCounters
 
 _NEVER: Final = 1 << 60
 

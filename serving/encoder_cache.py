@@ -6,8 +6,8 @@ that has been without a request for longest gives way first. Sizes are in embedd
 
 from __future__ import annotations
 
-from serving.request import Request
-from serving.workload import Item
+from tokentwin.serving.request import Request
+from tokentwin.serving.workload import Item
 
 Content = tuple[str, int]  # what an item shows, and its number of embeddings
 

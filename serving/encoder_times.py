@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from serving.deployments.config import Deployment
-from serving.workload import Item
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.workload import Item
 
 
 class EncoderTimes(Protocol):

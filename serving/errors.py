@@ -11,20 +11,8 @@ import sysconfig
 from pathlib import Path
 from traceback import FrameSummary, extract_tb, format_exception_only, format_list
 
-OURS = (
-    "apiserver",
-    "calibration",
-    "dashboard",
-    "lab",
-    "planning",
-    "realengine",
-    "serving",
-    "sim",
-    "tokentwin",
-    "traces",
-    "vllmside",
-)
-_ROOT = Path(__file__).parent.parent.parts
+OURS = ("lab", "tokentwin")
+_ROOT = Path(__file__).parents[2].parts
 
 
 class UserError(Exception):
@@ -81,7 +69,7 @@ def _is_installed(frame: FrameSummary) -> bool:
 
 
 def _is_ours(file: str) -> bool:
-    """Return whether `file` belongs to one of our packages. They all lie in one directory."""
+    """Return whether `file` belongs to one of our packages. Both lie in one directory."""
     parts = Path(file).parts
     if parts[: len(_ROOT)] == _ROOT:  # only a compiled module has a relative path
         parts = parts[len(_ROOT) :]

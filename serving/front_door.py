@@ -8,13 +8,13 @@ from pathlib import Path
 
 from pydantic import ConfigDict, Field
 
-from serving.adapter_times import adapter_times
-from serving.cost_model import CostModel
-from serving.data_file import parse_json
-from serving.errors import UserError, reason
-from serving.settings import Settings
-from serving.step_plan import StepPlan
-from serving.whole_file import whole_file
+from tokentwin.serving.adapter_times import adapter_times
+from tokentwin.serving.cost_model import CostModel
+from tokentwin.serving.data_file import parse_json
+from tokentwin.serving.errors import UserError, reason
+from tokentwin.serving.settings import Settings
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.whole_file import whole_file
 
 FILE = "front_door.json"
 

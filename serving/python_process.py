@@ -1,6 +1,6 @@
 """Starting processes of this interpreter that find the same packages as this process, in any working directory.
 
-`python -m` looks for modules in the working directory first, so it would run a user's `sim.py` there instead of ours.
+`python -m` looks for modules in the working directory first, so it would run a user's `queue.py` there, not Python's.
 `multiprocessing` runs the main module again in every process that it spawns, so a user's script without a `__main__`
 guard would start the processes again.
 """
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-HOME = Path(__file__).resolve().parents[1]  # the directory that holds all our packages
+HOME = Path(__file__).parents[2].resolve()  # the directory that holds `tokentwin`
 
 
 def module_command(module: str, *arguments: str) -> list[str]:

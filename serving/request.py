@@ -13,11 +13,11 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from serving.kv.block_runs import BlockTable
-from serving.workload import Span, WorkloadRequest
+from tokentwin.serving.kv.block_runs import BlockTable
+from tokentwin.serving.workload import Span, WorkloadRequest
 
 if TYPE_CHECKING:
-    from serving.decode_set import DecodeSet
+    from tokentwin.serving.decode_set import DecodeSet
 
 
 class Status(Enum):

@@ -18,27 +18,27 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any, Protocol
 
-from serving.decode_set import DecodeSet
-from serving.deployments.config import SchedulerConfig
-from serving.errors import UserError
-from serving.kv.blocks import KvBlocks
-from serving.kv.content import Content
-from serving.request import Request
-from serving.step_plan import StepPlan
-from serving.user_code.plugins import find, make
-from serving.workload import WorkloadRequest
+from tokentwin.serving.decode_set import DecodeSet
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.kv.blocks import KvBlocks
+from tokentwin.serving.kv.content import Content
+from tokentwin.serving.request import Request
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.user_code.plugins import find, make
+from tokentwin.serving.workload import WorkloadRequest
 
 POLICIES = {
-    "vllm": "serving.policies.vllm:VllmScheduler",
-    "static": "serving.policies.static:StaticScheduler",
-    "prefill-first": "serving.policies.prefill_first:PrefillFirstScheduler",
-    "sglang": "serving.policies.sglang:Sglang",
-    "trtllm": "serving.policies.trtllm:TrtllmScheduler",
-    "sarathi": "serving.policies.sarathi:SarathiScheduler",
-    "sjf": "serving.policies.sjf:SjfScheduler",
-    "priority-ageing": "serving.policies.priority_ageing:PriorityAgeingScheduler",
-    "edf": "serving.policies.edf:EdfScheduler",
-    "fair": "serving.policies.fair:FairScheduler",
+    "vllm": "tokentwin.serving.policies.vllm:VllmScheduler",
+    "static": "tokentwin.serving.policies.static:StaticScheduler",
+    "prefill-first": "tokentwin.serving.policies.prefill_first:PrefillFirstScheduler",
+    "sglang": "tokentwin.serving.policies.sglang:Sglang",
+    "trtllm": "tokentwin.serving.policies.trtllm:TrtllmScheduler",
+    "sarathi": "tokentwin.serving.policies.sarathi:SarathiScheduler",
+    "sjf": "tokentwin.serving.policies.sjf:SjfScheduler",
+    "priority-ageing": "tokentwin.serving.policies.priority_ageing:PriorityAgeingScheduler",
+    "edf": "tokentwin.serving.policies.edf:EdfScheduler",
+    "fair": "tokentwin.serving.policies.fair:FairScheduler",
 }
 
 

@@ -15,9 +15,9 @@ from typing import Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 
-from serving.errors import UserError
-from serving.request import Request
-from serving.settings import Settings, TerseSettings
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.request import Request
+from tokentwin.serving.settings import Settings, TerseSettings
 
 _COIN = 1 << 64
 _NGRAM = 5  # tokens: vLLM's default

@@ -10,9 +10,9 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import NamedTuple
 
-from serving.decode_set import DecodeSet
-from serving.request import Request
-from serving.workload import Item
+from tokentwin.serving.decode_set import DecodeSet
+from tokentwin.serving.request import Request
+from tokentwin.serving.workload import Item
 
 
 class Row(NamedTuple):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from math import exp, isqrt, log2, sqrt
 
-from serving.step_plan import StepPlan
+from tokentwin.serving.step_plan import StepPlan
 
 
 class DecodeRun:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 
-from serving.errors import UserError, reason
+from tokentwin.serving.errors import UserError, reason
 
 LOCK = ".tokentwin.lock"
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from serving.errors import UserError
+from tokentwin.serving.errors import UserError
 
 Segment = tuple[str, int]
 Name = str | bytes | int

@@ -3,4 +3,4 @@
 This package never imports torch or the real engine. Time is integer nanoseconds.
 """
 
-import serving  # noqa: F401  # its compiled core also holds modules of this package
+import tokentwin.serving  # noqa: F401  # its compiled core also holds modules of this package

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from serving.adapter_places import AdapterPlaces
-from serving.adapter_times import AdapterTimes
-from serving.deployments.lora import LoraConfig
-from serving.step_plan import StepPlan
+from tokentwin.serving.adapter_places import AdapterPlaces
+from tokentwin.serving.adapter_times import AdapterTimes
+from tokentwin.serving.deployments.lora import LoraConfig
+from tokentwin.serving.step_plan import StepPlan
 
 
 class AdapterUse(NamedTuple):

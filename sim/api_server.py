@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from simpy.events import Event, ProcessGenerator
 
-from serving.front_door import FrontDoor
-from serving.request import Request
-from serving.step_plan import StepPlan
-from serving.workload import WorkloadRequest
-from sim.clock import ARRIVAL, VirtualClock
-from sim.run_log import RunSink
+from tokentwin.serving.front_door import FrontDoor
+from tokentwin.serving.request import Request
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.sim.clock import ARRIVAL, VirtualClock
+from tokentwin.sim.run_log import RunSink
 
 _CLIENTS_OWN = ("request_id", "tenant", "slo_class", "priority", "status", "reason", "prompt_tokens", "output_tokens")
 
@@ -106,7 +106,7 @@ class ApiServer:
         self._on_answered(request)
 
     def sampled(self, replica: int, plan: StepPlan, requests: list[Request], now_ns: int) -> None:
-        """Detokenise the tokens that a step sampled for `requests`; see `sim.run_log.TokenObserver`."""
+        """Detokenise the tokens that a step sampled for `requests`; see `tokentwin.sim.run_log.TokenObserver`."""
         process = replica // self._ranks if self._times.own_processes else 0
         visits, chunk_ns = self._visits, self._times.chunk_ns
         free_ns = self._free_ns.get(process, 0.0)

@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 from simpy.events import ProcessGenerator
 
-from serving.deployments.fleet import AutoscalerConfig
-from sim.clock import VirtualClock, from_seconds
-from sim.fleet import Fleet, Life
-from sim.replica import Replica
-from sim.run_log import RunLog
+from tokentwin.serving.deployments.fleet import AutoscalerConfig
+from tokentwin.sim.clock import VirtualClock, from_seconds
+from tokentwin.sim.fleet import Fleet, Life
+from tokentwin.sim.replica import Replica
+from tokentwin.sim.run_log import RunLog
 
 _TOLERANCE = 0.1  # of rule hpa: relative deviation from the target that changes nothing
 _AT_LEAST = 4  # of rule hpa: replicas that may be added at a time, or as many as there are

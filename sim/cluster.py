@@ -15,10 +15,10 @@ from typing import Any
 
 from simpy.core import EmptySchedule
 
-from serving.clients import Clients
-from serving.cost_model import CostModel
-from serving.deployments.config import Deployment
-from serving.deployments.fleet import (
+from tokentwin.serving.clients import Clients
+from tokentwin.serving.cost_model import CostModel
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.fleet import (
     AutoscalerConfig,
     FailuresConfig,
     FleetConfig,
@@ -26,30 +26,30 @@ from serving.deployments.fleet import (
     RouterConfig,
     plain_fleet,
 )
-from serving.deployments.kv_capacity import engine_weight_bytes
-from serving.errors import UserError
-from serving.front_door import FrontDoor
-from serving.kv.external import ExternalKv
-from serving.workload import Workload, WorkloadRequest, with_session_ends
-from sim.adapter_slots import AdapterUse
-from sim.api_server import ApiServer
-from sim.autoscaler import Autoscaler, autoscaling
-from sim.clock import VirtualClock
-from sim.encoder import EncoderUse
-from sim.encoder_pools import ApartUse, EncoderPools, embedding_bytes
-from sim.failures import Failures
-from sim.fleet import Fleet, PricedPool, alike_pools
-from sim.gateway import Arrivals, Gateway
-from sim.kv_reservations import KvReservations
-from sim.kv_tiers import TieredKv, connect_tiers
-from sim.kv_transfers import KvTransfers, exchanged_kv, links_of
-from sim.own_process import Controls, own_process
-from sim.replica import Replica
-from sim.router import Router, find_router
-from sim.routers.predicted_latency import PredictedLatency
-from sim.run_log import BLOCK, RunLog, RunSink, TokenObserver
-from traces.recording import Recording
-from traces.recording_writer import RecordingWriter
+from tokentwin.serving.deployments.kv_capacity import engine_weight_bytes
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.front_door import FrontDoor
+from tokentwin.serving.kv.external import ExternalKv
+from tokentwin.serving.workload import Workload, WorkloadRequest, with_session_ends
+from tokentwin.sim.adapter_slots import AdapterUse
+from tokentwin.sim.api_server import ApiServer
+from tokentwin.sim.autoscaler import Autoscaler, autoscaling
+from tokentwin.sim.clock import VirtualClock
+from tokentwin.sim.encoder import EncoderUse
+from tokentwin.sim.encoder_pools import ApartUse, EncoderPools, embedding_bytes
+from tokentwin.sim.failures import Failures
+from tokentwin.sim.fleet import Fleet, PricedPool, alike_pools
+from tokentwin.sim.gateway import Arrivals, Gateway
+from tokentwin.sim.kv_reservations import KvReservations
+from tokentwin.sim.kv_tiers import TieredKv, connect_tiers
+from tokentwin.sim.kv_transfers import KvTransfers, exchanged_kv, links_of
+from tokentwin.sim.own_process import Controls, own_process
+from tokentwin.sim.replica import Replica
+from tokentwin.sim.router import Router, find_router
+from tokentwin.sim.routers.predicted_latency import PredictedLatency
+from tokentwin.sim.run_log import BLOCK, RunLog, RunSink, TokenObserver
+from tokentwin.traces.recording import Recording
+from tokentwin.traces.recording_writer import RecordingWriter
 
 
 @dataclass(frozen=True)

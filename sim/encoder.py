@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from serving.encoder_times import EncoderTimes
-from serving.step_plan import StepPlan
+from tokentwin.serving.encoder_times import EncoderTimes
+from tokentwin.serving.step_plan import StepPlan
 
 
 class EncoderUse(NamedTuple):

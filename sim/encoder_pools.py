@@ -15,22 +15,22 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.model_catalogue import find_model
-from serving.deployments.multimodal import find_tower
-from serving.deployments.weight_types import DTYPE_BYTES
-from serving.encoder_cache import EncoderCache
-from serving.errors import UserError
-from serving.request import Request, Status
-from serving.step_plan import StepPlan
-from serving.workload import PRIVATE, WorkloadRequest
-from sim.clock import VirtualClock
-from sim.links import Flow, Links
-from sim.replica import Replica
-from sim.run_log import RunLog
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.deployments.multimodal import find_tower
+from tokentwin.serving.deployments.weight_types import DTYPE_BYTES
+from tokentwin.serving.encoder_cache import EncoderCache
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.request import Request, Status
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import PRIVATE, WorkloadRequest
+from tokentwin.sim.clock import VirtualClock
+from tokentwin.sim.links import Flow, Links
+from tokentwin.sim.replica import Replica
+from tokentwin.sim.run_log import RunLog
 
 if TYPE_CHECKING:
-    from sim.fleet import Fleet, Life, PricedPool
+    from tokentwin.sim.fleet import Fleet, Life, PricedPool
 
 
 class ApartUse(NamedTuple):

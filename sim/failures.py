@@ -10,11 +10,11 @@ from random import Random
 
 from simpy.events import ProcessGenerator
 
-from serving.deployments.fleet import Crash, FleetConfig, Interruptions, LinkLoss, Slowdown
-from serving.errors import UserError
-from sim.clock import VirtualClock, from_seconds
-from sim.fleet import Fleet, Life
-from sim.links import Links
+from tokentwin.serving.deployments.fleet import Crash, FleetConfig, Interruptions, LinkLoss, Slowdown
+from tokentwin.serving.errors import UserError
+from tokentwin.sim.clock import VirtualClock, from_seconds
+from tokentwin.sim.fleet import Fleet, Life
+from tokentwin.sim.links import Links
 
 _MOST_IN_VAIN = 10_000  # maximum number of random losses in a row without a finished request
 

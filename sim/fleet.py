@@ -15,29 +15,29 @@ from typing import Any
 
 from simpy.events import ProcessGenerator
 
-from serving.adapter_times import AdapterTimes, adapter_times
-from serving.cost_model import CostModel, NetworkedCost, paced
-from serving.deployments.config import Deployment, pool_deployment
-from serving.deployments.fleet import FleetConfig, PoolConfig, routed_pools
-from serving.deployments.inter_node import nodes_of
-from serving.deployments.kv_layout import for_transfers
-from serving.encoder_times import EncoderTimes, StatedEncoderTimes, encoder_times
-from serving.errors import UserError
-from serving.request import Request
-from serving.scheduler import Scheduler, find_policy
-from serving.user_code.own_contract import contract_with
-from serving.workload import WorkloadRequest
-from sim.adapter_slots import AdapterSlots
-from sim.clock import VirtualClock
-from sim.encoder import Encoder
-from sim.encoder_pools import EncoderPools, EncodingOnly, encoder_scheduler
-from sim.kv_tiers import add_tiers
-from sim.kv_transfers import KvTransfers
-from sim.links import SharedNetwork
-from sim.lockstep import Lockstep, Rank, steps_together
-from sim.replica import Replica
-from sim.router import ReplicaSet, Router
-from sim.run_log import RunLog
+from tokentwin.serving.adapter_times import AdapterTimes, adapter_times
+from tokentwin.serving.cost_model import CostModel, NetworkedCost, paced
+from tokentwin.serving.deployments.config import Deployment, pool_deployment
+from tokentwin.serving.deployments.fleet import FleetConfig, PoolConfig, routed_pools
+from tokentwin.serving.deployments.inter_node import nodes_of
+from tokentwin.serving.deployments.kv_layout import for_transfers
+from tokentwin.serving.encoder_times import EncoderTimes, StatedEncoderTimes, encoder_times
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.request import Request
+from tokentwin.serving.scheduler import Scheduler, find_policy
+from tokentwin.serving.user_code.own_contract import contract_with
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.sim.adapter_slots import AdapterSlots
+from tokentwin.sim.clock import VirtualClock
+from tokentwin.sim.encoder import Encoder
+from tokentwin.sim.encoder_pools import EncoderPools, EncodingOnly, encoder_scheduler
+from tokentwin.sim.kv_tiers import add_tiers
+from tokentwin.sim.kv_transfers import KvTransfers
+from tokentwin.sim.links import SharedNetwork
+from tokentwin.sim.lockstep import Lockstep, Rank, steps_together
+from tokentwin.sim.replica import Replica
+from tokentwin.sim.router import ReplicaSet, Router
+from tokentwin.sim.run_log import RunLog
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,17 @@ from random import Random
 
 from simpy.events import ProcessGenerator
 
-from serving.clients import Clients
-from serving.deployments.fleet import AdmissionConfig, Patience, Retry
-from serving.request import Request, Status
-from serving.workload import STOPPED, WorkloadRequest
-from sim.clock import ARRIVAL, TRANSFER_ENDS, Alarm, VirtualClock, from_seconds
-from sim.encoder_pools import EncoderPools
-from sim.fleet import Fleet, Life
-from sim.kv_reservations import KvReservations
-from sim.kv_transfers import KvTransfers
-from sim.replica import Replica
-from sim.run_log import RunLog
+from tokentwin.serving.clients import Clients
+from tokentwin.serving.deployments.fleet import AdmissionConfig, Patience, Retry
+from tokentwin.serving.request import Request, Status
+from tokentwin.serving.workload import STOPPED, WorkloadRequest
+from tokentwin.sim.clock import ARRIVAL, TRANSFER_ENDS, Alarm, VirtualClock, from_seconds
+from tokentwin.sim.encoder_pools import EncoderPools
+from tokentwin.sim.fleet import Fleet, Life
+from tokentwin.sim.kv_reservations import KvReservations
+from tokentwin.sim.kv_transfers import KvTransfers
+from tokentwin.sim.replica import Replica
+from tokentwin.sim.run_log import RunLog
 
 
 class Arrivals:

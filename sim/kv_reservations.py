@@ -11,12 +11,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from serving.errors import UserError
-from serving.request import Request
-from serving.workload import WorkloadRequest
-from sim.kv_transfers import KvTransfers, first_token_of
-from sim.links import Flow
-from sim.replica import Replica
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.request import Request
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.sim.kv_transfers import KvTransfers, first_token_of
+from tokentwin.sim.links import Flow
+from tokentwin.sim.replica import Replica
 
 
 class _Reserved:

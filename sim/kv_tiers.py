@@ -1,8 +1,8 @@
 """KV tiers of a replica on the virtual clock: slower memory for its KV blocks.
 
-The rules are those of `serving.kv.tiered_blocks`. Waiting requests load the blocks that they find instead of computing
-them. Each tier has one link for reads and one for writes, which carry one transfer after another. A load of a block
-that is still being written waits for it.
+The rules are those of `tokentwin.serving.kv.tiered_blocks`. Waiting requests load the blocks that they find instead of
+computing them. Each tier has one link for reads and one for writes, which carry one transfer after another. A load of a
+block that is still being written waits for it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 from simpy.events import ProcessGenerator
 
-from serving.deployments.config import Deployment
-from serving.deployments.kv_layout import kv_bytes_per_token
-from serving.kv.content import segment_content
-from serving.kv.tiered_blocks import TieredBlocks
-from serving.request import Request
-from sim.clock import SECOND_NS, TRANSFER_ENDS, VirtualClock
-from sim.replica import Replica
-from sim.run_log import RunLog
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.kv_layout import kv_bytes_per_token
+from tokentwin.serving.kv.content import segment_content
+from tokentwin.serving.kv.tiered_blocks import TieredBlocks
+from tokentwin.serving.request import Request
+from tokentwin.sim.clock import SECOND_NS, TRANSFER_ENDS, VirtualClock
+from tokentwin.sim.replica import Replica
+from tokentwin.sim.run_log import RunLog
 
 
 class FifoLink:

@@ -12,18 +12,18 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from serving.deployments.fleet import LinksConfig
-from serving.deployments.kv_layout import kv_bytes_per_token, kv_dtype, states_bytes
-from serving.errors import UserError
-from serving.request import Request
-from serving.workload import WorkloadRequest
-from sim.clock import VirtualClock
-from sim.links import Flow, Links
-from sim.replica import Replica
-from sim.run_log import RunLog
+from tokentwin.serving.deployments.fleet import LinksConfig
+from tokentwin.serving.deployments.kv_layout import kv_bytes_per_token, kv_dtype, states_bytes
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.request import Request
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.sim.clock import VirtualClock
+from tokentwin.sim.links import Flow, Links
+from tokentwin.sim.replica import Replica
+from tokentwin.sim.run_log import RunLog
 
 if TYPE_CHECKING:
-    from sim.fleet import PricedPool
+    from tokentwin.sim.fleet import PricedPool
 
 _GB = 1e9
 

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
 
-from serving.step_prices import DecodeRun
+from tokentwin.serving.step_prices import DecodeRun
 
 
 class Leap:

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable
 from simpy import Interrupt, Process
 from simpy.events import ProcessGenerator
 
-from serving.cost_model import NetworkedCost
-from sim.clock import SECOND_NS, TRANSFER_ENDS, VirtualClock
+from tokentwin.serving.cost_model import NetworkedCost
+from tokentwin.sim.clock import SECOND_NS, TRANSFER_ENDS, VirtualClock
 
 _FINE = 1_000_000  # rates are in millionths of a byte per second; shares are rounded down to this unit
 

@@ -8,15 +8,15 @@ from typing import Any
 
 from simpy.events import ProcessGenerator
 
-from serving.deployments.config import Deployment
-from serving.deployments.fleet import LinksConfig
-from serving.errors import UserError
-from serving.request import Request
-from serving.workload import WorkloadRequest
-from sim.clock import ARRIVAL
-from sim.cluster import Cluster, Simulated
-from sim.fleet import Life
-from sim.remote_prefills import RemotePrefills
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.fleet import LinksConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.request import Request
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.sim.clock import ARRIVAL
+from tokentwin.sim.cluster import Cluster, Simulated
+from tokentwin.sim.fleet import Life
+from tokentwin.sim.remote_prefills import RemotePrefills
 
 
 class LiveCluster(Cluster):

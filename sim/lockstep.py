@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from serving.contract import Contract
-from serving.cost_model import CostModel
-from serving.deployments.config import Deployment
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
-from serving.request import Request
-from serving.step_plan import StepPlan
-from sim.clock import PLANNING, STEP_ENDS, Alarm, VirtualClock
-from sim.pipeline import Passage, Stages
-from sim.replica import Replica
-from sim.run_log import RunLog
+from tokentwin.serving.contract import Contract
+from tokentwin.serving.cost_model import CostModel
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.request import Request
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.sim.clock import PLANNING, STEP_ENDS, Alarm, VirtualClock
+from tokentwin.sim.pipeline import Passage, Stages
+from tokentwin.sim.replica import Replica
+from tokentwin.sim.run_log import RunLog
 
 _BEFORE_STEPS_END, _AFTER_PLANNING = STEP_ENDS - 1, PLANNING + 1
 _NOT_KNOWN = 1 << 62  # end of a step that has not begun

@@ -11,12 +11,12 @@ from typing import Any
 
 from simpy import Event
 
-from serving.deployments.fleet import FleetConfig
-from serving.errors import UserError
-from serving.user_code.call_limit import Fault, limited
-from serving.user_code.plugins import find_object, make
-from sim.clock import VirtualClock, from_seconds
-from sim.fleet import Fleet, Life
+from tokentwin.serving.deployments.fleet import FleetConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.user_code.call_limit import Fault, limited
+from tokentwin.serving.user_code.plugins import find_object, make
+from tokentwin.sim.clock import VirtualClock, from_seconds
+from tokentwin.sim.fleet import Fleet, Life
 
 FIELD = "fleet.processes"
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from serving.cost_model import CostModel, PipelinedCost
-from serving.errors import UserError
-from serving.step_plan import StepPlan
+from tokentwin.serving.cost_model import CostModel, PipelinedCost
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.step_plan import StepPlan
 
 
 class Passage(NamedTuple):

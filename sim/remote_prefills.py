@@ -9,13 +9,13 @@ from __future__ import annotations
 from functools import partial
 from typing import ClassVar
 
-from serving.deployments.fleet import LinksConfig
-from serving.request import Request, Status
-from sim.clock import VirtualClock
-from sim.fleet import Life
-from sim.kv_transfers import links_of
-from sim.replica import Replica
-from sim.run_log import RunLog
+from tokentwin.serving.deployments.fleet import LinksConfig
+from tokentwin.serving.request import Request, Status
+from tokentwin.sim.clock import VirtualClock
+from tokentwin.sim.fleet import Life
+from tokentwin.sim.kv_transfers import links_of
+from tokentwin.sim.replica import Replica
+from tokentwin.sim.run_log import RunLog
 
 
 class RemotePrefills:
@@ -56,7 +56,7 @@ class RemotePrefills:
 
 
 class _Remote:
-    """The `serving.kv.external.ExternalKv` of a replica, which offers the KV of other servers."""
+    """The `tokentwin.serving.kv.external.ExternalKv` of a replica, which offers the KV of other servers."""
 
     synchronous: ClassVar[bool] = False
 

@@ -16,22 +16,22 @@ from typing import Protocol
 from mypy_extensions import mypyc_attr
 from simpy.events import ProcessGenerator
 
-from serving.contract import Contract
-from serving.cost_model import CostModel, paced
-from serving.deployments.kv_layout import kv_tokens
-from serving.kv.block_pool import BlockPool
-from serving.kv.external import ExternalKv
-from serving.request import Request, Status
-from serving.step_plan import StepPlan
-from serving.step_prices import DecodeRun
-from serving.workload import WorkloadRequest
-from sim.adapter_slots import AdapterSlots
-from sim.clock import ARRIVAL, PLANNING, STEP_ENDS, Alarm, VirtualClock
-from sim.encoder import Encoder
-from sim.leap import Leap
-from sim.links import SharedNetwork
-from sim.pipeline import Pipeline
-from sim.run_log import RunLog
+from tokentwin.serving.contract import Contract
+from tokentwin.serving.cost_model import CostModel, paced
+from tokentwin.serving.deployments.kv_layout import kv_tokens
+from tokentwin.serving.kv.block_pool import BlockPool
+from tokentwin.serving.kv.external import ExternalKv
+from tokentwin.serving.request import Request, Status
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.step_prices import DecodeRun
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.sim.adapter_slots import AdapterSlots
+from tokentwin.sim.clock import ARRIVAL, PLANNING, STEP_ENDS, Alarm, VirtualClock
+from tokentwin.sim.encoder import Encoder
+from tokentwin.sim.leap import Leap
+from tokentwin.sim.links import SharedNetwork
+from tokentwin.sim.pipeline import Pipeline
+from tokentwin.sim.run_log import RunLog
 
 
 class LoadListener(Protocol):

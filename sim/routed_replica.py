@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from sim.replica import LoadListener, Replica
+from tokentwin.sim.replica import LoadListener, Replica
 
 
 class RoutedReplica:

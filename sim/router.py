@@ -16,23 +16,23 @@ from copy import copy
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Literal, Protocol, cast
 
-from serving.errors import UserError, shown
-from serving.user_code.call_limit import Fault, limited
-from serving.user_code.plugins import find, make
-from serving.workload import WorkloadRequest, as_it_is, what_changed
-from sim.replica import Replica
+from tokentwin.serving.errors import UserError, shown
+from tokentwin.serving.user_code.call_limit import Fault, limited
+from tokentwin.serving.user_code.plugins import find, make
+from tokentwin.serving.workload import WorkloadRequest, as_it_is, what_changed
+from tokentwin.sim.replica import Replica
 
 ROUTERS = {
-    "round-robin": "sim.routers.round_robin:RoundRobin",
-    "random": "sim.routers.at_random:AtRandom",
-    "power-of-two": "sim.routers.power_of_two:PowerOfTwoChoices",
-    "least-requests": "sim.routers.least:LeastOutstandingRequests",
-    "least-tokens": "sim.routers.least:LeastOutstandingTokens",
-    "kv-aware": "sim.routers.least:LeastKvUse",
-    "predicted-latency": "sim.routers.predicted_latency:PredictedLatency",
-    "prefix-affinity": "sim.routers.prefix_affinity:PrefixAffinity",
-    "session-sticky": "sim.routers.session_sticky:SessionSticky",
-    "adapter-affinity": "sim.routers.adapter_affinity:AdapterAffinity",
+    "round-robin": "tokentwin.sim.routers.round_robin:RoundRobin",
+    "random": "tokentwin.sim.routers.at_random:AtRandom",
+    "power-of-two": "tokentwin.sim.routers.power_of_two:PowerOfTwoChoices",
+    "least-requests": "tokentwin.sim.routers.least:LeastOutstandingRequests",
+    "least-tokens": "tokentwin.sim.routers.least:LeastOutstandingTokens",
+    "kv-aware": "tokentwin.sim.routers.least:LeastKvUse",
+    "predicted-latency": "tokentwin.sim.routers.predicted_latency:PredictedLatency",
+    "prefix-affinity": "tokentwin.sim.routers.prefix_affinity:PrefixAffinity",
+    "session-sticky": "tokentwin.sim.routers.session_sticky:SessionSticky",
+    "adapter-affinity": "tokentwin.sim.routers.adapter_affinity:AdapterAffinity",
 }
 Load = Callable[[Replica], Any]
 

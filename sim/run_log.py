@@ -17,15 +17,15 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from serving.deployments.config import SchedulerConfig
-from serving.deployments.kv_layout import most_held
-from serving.request import Request, Status
-from serving.scheduler import Scheduler
-from serving.step_plan import StepPlan
-from serving.workload import WorkloadRequest
-from sim.leap import Leap
-from sim.step_log import StepLog
-from traces.schema import arrow_schema
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.deployments.kv_layout import most_held
+from tokentwin.serving.request import Request, Status
+from tokentwin.serving.scheduler import Scheduler
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.sim.leap import Leap
+from tokentwin.sim.step_log import StepLog
+from tokentwin.traces.schema import arrow_schema
 
 
 class Sampled(NamedTuple):

@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from serving.kv.block_pool import BlockPool
-from serving.kv.contiguous_pool import longest_free
-from serving.scheduler import Scheduler
-from serving.step_plan import StepPlan
-from sim.leap import Leap
-from traces.schema import STEPS
+from tokentwin.serving.kv.block_pool import BlockPool
+from tokentwin.serving.kv.contiguous_pool import longest_free
+from tokentwin.serving.scheduler import Scheduler
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.sim.leap import Leap
+from tokentwin.traces.schema import STEPS
 
 _MEASURED_ONLY = (
     "schedule_ns", "prepare_ns", "launch_ns", "host_ns", "forward_ns", "sample_ns", "graph", "op_ns", "mask_ns",

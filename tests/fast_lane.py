@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from serving.compiled_core import COMPILED_CORE, CORE
+from tokentwin.serving.compiled_core import COMPILED_CORE, CORE
 
 MOST_S = 0.05  # CPU seconds of a test, with its fixtures and processes, averaged over its parameters
 SLOW = Path(__file__).with_name("slow_tests.txt")

@@ -4,9 +4,7 @@ import ast
 import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator, Set
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -38,7 +36,7 @@ MAY_IMPORT = {
     "vllmside": {"vllmside", "realengine", "traces", "serving"},
     "lab": OURS,
 }
-# They ask `planning.checkout` for the lab when they are called, and report it if there is no checkout.
+# They ask `tokentwin.planning.checkout` for the lab when they are called, and report it if there is no checkout.
 REACHES_THE_LAB = {
     "dashboard/claims_page/page.py",
     "dashboard/claims_page/tasks.py",
@@ -62,15 +60,23 @@ def modules(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
 
+def package_of(module: str) -> str:
+    """Return the package of ours that holds `module`, such as `sim` of `tokentwin.sim.clock`; else the first name."""
+    first, _, rest = module.partition(".")
+    below = rest.partition(".")[0]
+    return below if first == "tokentwin" and below in HOUSE else first
+
+
 def named(tree: ast.AST) -> set[str]:
-    """Return our packages with a module that a string under `tree` names, such as `dashboard.blocks:figure`."""
+    """Return our packages with a module that a string under `tree` names, such as `tokentwin.dashboard.blocks:draw`."""
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    return {text.split(".")[0] for text in texts if re.fullmatch(r"\w+\.[\w.]*(:\w*)?", text) and is_module(text)}
+    return {package_of(text) for text in texts if re.fullmatch(r"\w+\.[\w.]*(:\w*)?", text) and is_module(text)}
 
 
 def is_module(text: str) -> bool:
     """Return whether `text`, which may be cut short, begins with one of our modules or packages within packages."""
-    package, below, *_ = text.partition(":")[0].split(".")
+    package, _, below = text.partition(":")[0].removeprefix("tokentwin.").partition(".")
+    below = below.partition(".")[0]
     return package in OURS and below != "" and any((ROOT / package / f"{below}{end}").exists() for end in (".py", ""))
 
 
@@ -90,13 +96,13 @@ def run(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def imported(tree: ast.AST) -> set[str]:
-    """Return the top-level packages that are imported anywhere under `tree`."""
+    """Return the packages, ours and others' top-level ones, that are imported anywhere under `tree`."""
     names = set()
     for node in run(tree):
         if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
+            names |= {package_of(alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.split(".")[0])
+            names.add(package_of(node.module))
     return names
 
 
@@ -121,23 +127,30 @@ def test_imports_point_one_way(package: str) -> None:
         assert not wrong, f"{name} imports {', '.join(sorted(wrong))}"
 
 
-def test_a_wheel_has_the_house_and_no_lab() -> None:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
-    packages = {package for pattern in settings["include"] for package in OURS if fnmatch(package, pattern)}
-    assert packages == HOUSE
+def test_every_module_has_one_name_below_tokentwin() -> None:
+    for package in HOUSE - {"tokentwin"}:
+        assert (ROOT / "tokentwin" / package).readlink() == Path("..") / package
+    for path in (path for package in (*OURS, "tests") for path in modules(package)):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+        assert not {name.partition(".")[0] for name in names} & HOUSE - {"tokentwin"}, path.relative_to(ROOT)
 
 
 @pytest.mark.parametrize("name", sorted(REACHES_THE_LAB))
 def test_what_reaches_the_lab_does_so_when_called_and_after_asking(name: str) -> None:
     tree = ast.parse((ROOT / name).read_text())
     assert "lab" in imported(tree) - at_import_time(tree)
-    assert "planning.checkout" in imported_modules(tree, {"planning.checkout"})
+    assert imported_modules(tree, {"tokentwin.planning.checkout"})
 
 
 def every_module() -> dict[str, Path]:
     """Return the paths of all our modules, by name."""
     paths = [path.relative_to(ROOT) for package in OURS for path in modules(package)]
-    return {".".join(path.with_suffix("").parts).removesuffix(".__init__"): ROOT / path for path in paths}
+    names = [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in paths]
+    alone = ("lab", "tokentwin")
+    names = [name if name.partition(".")[0] in alone else f"tokentwin.{name}" for name in names]
+    return {name: ROOT / path for name, path in zip(names, paths, strict=True)}
 
 
 def imported_modules(tree: ast.AST, known: Set[str]) -> set[str]:
@@ -188,11 +201,11 @@ def test_one_file_starts_the_dashboard() -> None:
 @pytest.mark.parametrize(
     ("text", "package"),
     [
-        ("dashboard.blocks:figure", {"dashboard"}),
-        ("dashboard.html_reports.", {"dashboard"}),
-        ("planning.jobs.worker", {"planning"}),
+        ("tokentwin.dashboard.blocks:figure", {"dashboard"}),
+        ("tokentwin.dashboard.html_reports.", {"dashboard"}),
+        ("tokentwin.planning.jobs.worker", {"planning"}),
         ("dashboard.yaml", set()),
-        ("what the dashboard.blocks shows", set()),
+        ("what the tokentwin.dashboard.blocks shows", set()),
     ],
 )
 def test_a_module_in_a_string_is_found(text: str, package: set[str]) -> None:
@@ -230,7 +243,7 @@ def test_help_is_instant() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert "conformance" in done.stdout
     loaded = [name for name in done.stderr.split() if name.partition(".")[0] not in sys.stdlib_module_names]
-    assert {name.partition(".")[0] for name in loaded} <= {"click", "tokentwin", "planning", "serving"}
+    assert {package_of(name) for name in loaded} <= {"click", "tokentwin", "planning", "serving"}
     assert sum(not name.startswith("click") for name in loaded) < 12
 
 
@@ -253,6 +266,6 @@ def test_a_short_simulation_loads_little(tmp_path: Path) -> None:
 
 
 def test_the_simulator_loads_without_torch() -> None:
-    modules = "sim.cluster, sim.checks.conformance, calibration.validation.covalidation"
+    modules = "tokentwin.sim.cluster, tokentwin.sim.checks.conformance, tokentwin.calibration.validation.covalidation"
     code = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from tokentwin.api import calibrate, compare, diagnose, most_users, plan, read_recording, simulate, sweep, validate
 
 if TYPE_CHECKING:
-    from serving.deployments.config import Deployment
-    from serving.version import __version__
-    from serving.workload import Workload
+    from tokentwin.serving.deployments.config import Deployment
+    from tokentwin.serving.version import __version__
+    from tokentwin.serving.workload import Workload
 
 __all__ = [
     "Deployment",
@@ -29,9 +29,9 @@ __all__ = [
     "validate",
 ]
 _LATE = {
-    "Deployment": "serving.deployments.config",
-    "Workload": "serving.workload",
-    "__version__": "serving.version",
+    "Deployment": "tokentwin.serving.deployments.config",
+    "Workload": "tokentwin.serving.workload",
+    "__version__": "tokentwin.serving.version",
 }
 
 

@@ -1,7 +1,7 @@
 """The Python API: one function for each command, with the same requests and answers as the command line.
 
 Every answer has `.to_pandas()` and `.to_arrow()`, and can be shown on a terminal (`rich.print`) and in a notebook. A
-wrong input raises a `serving.errors.UserError`, whose text is one line with field, value and remedy.
+wrong input raises a `tokentwin.serving.errors.UserError`, whose text is one line with field, value and remedy.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    from calibration.steps.external_calibration import ExternalCalibration
-    from calibration.steps.measured_runs import MeasuredRuns
-    from calibration.steps.step_cost import Calibration
-    from calibration.validation.report import ValidationReport
-    from planning.compare.document import ComparisonDocument
-    from planning.diagnose.document import DiagnosisDocument
-    from planning.plan.document import PlanDocument
-    from planning.plan.most_clients import MostClientsDocument
-    from planning.simulation import SimulatedRun
-    from planning.sweep.results import SweepResults
-    from serving.deployments.config import Deployment
-    from serving.front_door import FrontDoor
-    from serving.workload import Workload
-    from traces.recording import Recording
+    from tokentwin.calibration.steps.external_calibration import ExternalCalibration
+    from tokentwin.calibration.steps.measured_runs import MeasuredRuns
+    from tokentwin.calibration.steps.step_cost import Calibration
+    from tokentwin.calibration.validation.report import ValidationReport
+    from tokentwin.planning.compare.document import ComparisonDocument
+    from tokentwin.planning.diagnose.document import DiagnosisDocument
+    from tokentwin.planning.plan.document import PlanDocument
+    from tokentwin.planning.plan.most_clients import MostClientsDocument
+    from tokentwin.planning.simulation import SimulatedRun
+    from tokentwin.planning.sweep.results import SweepResults
+    from tokentwin.serving.deployments.config import Deployment
+    from tokentwin.serving.front_door import FrontDoor
+    from tokentwin.serving.workload import Workload
+    from tokentwin.traces.recording import Recording
 
     Traffic = str | Path | Mapping[str, Any] | Workload
 
@@ -47,8 +47,8 @@ def _asked(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]
 
     @wraps(function)
     def asked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
-        from serving.errors import UserError, reason
-        from serving.user_code.plugins import loading
+        from tokentwin.serving.errors import UserError, reason
+        from tokentwin.serving.user_code.plugins import loading
 
         if file := loading():
             remedy = "simulates when it is imported; put what it runs below if __name__ == '__main__':"
@@ -86,15 +86,15 @@ def simulate(
         out: directory to write the recording to; by default a temporary directory that stays after Python ends
         band: True to simulate both ends of the 90 % interval of step times, too
         details: True to record every step and the time of every token
-        scenario: more fields of `planning.scenario.Scenario`: `gpu` or `calibration`, `replicas`, `router`, `prices`
-            (dollars per GPU-hour by name), `slo` (bounds in ms by metric)
+        scenario: more fields of `tokentwin.planning.scenario.Scenario`: `gpu` or `calibration`, `replicas`, `router`,
+            `prices` (dollars per GPU-hour by name), `slo` (bounds in ms by metric)
 
     Raises UserError for settings that cannot be simulated, and if `out` exists and `overwrite` is not set.
     """
-    from planning.made_up import assumed
-    from planning.scenario import Scenario
-    from planning.simulation import recorded
-    from serving.deployments.config import parse
+    from tokentwin.planning.made_up import assumed
+    from tokentwin.planning.scenario import Scenario
+    from tokentwin.planning.simulation import recorded
+    from tokentwin.serving.deployments.config import parse
 
     _check_flags(band=band, details=details, overwrite=overwrite)
     place = _directory(out, "run")
@@ -112,14 +112,14 @@ def plan(traffic: Traffic, slos: Sequence[str], *, jobs: int | None = None, **re
         traffic: the traffic to plan for, in the forms of `workload` in `simulate`
         slos: SLOs such as `"ttft_ms p99<=500"` (ms) or `"attainment>=0.99"` (a share)
         jobs: number of simulations at a time; by default one for each CPU
-        request: more fields of `planning.plan.request.PlanRequest`: `model`, `gpus`, `tensor_parallel_sizes`,
+        request: more fields of `tokentwin.planning.plan.request.PlanRequest`: `model`, `gpus`, `tensor_parallel_sizes`,
             `policies`, `vary`, `splits`, `mix`, `spot`, `prices`, `spares`, `rate_scale`, `window_s`, `router`, ...
 
     Raises UserError for requests that cannot be planned. If no fleet meets the SLOs, the answer's `feasible` is False.
     """
-    from planning.plan.planner import plan
-    from planning.plan.request import PlanRequest
-    from serving.deployments.config import parse
+    from tokentwin.planning.plan.planner import plan
+    from tokentwin.planning.plan.request import PlanRequest
+    from tokentwin.serving.deployments.config import parse
 
     _check_jobs(jobs)
     with _offered(traffic) as offered:
@@ -139,9 +139,9 @@ def most_users(
 
     Raises UserError for traffic that arrives at a rate, and for requests that cannot be planned.
     """
-    from planning.plan.most_clients import most_clients
-    from planning.plan.request import FleetRequest
-    from serving.deployments.config import parse
+    from tokentwin.planning.plan.most_clients import most_clients
+    from tokentwin.planning.plan.request import FleetRequest
+    from tokentwin.serving.deployments.config import parse
 
     _check_jobs(jobs)
     with _offered(traffic) as offered:
@@ -159,17 +159,17 @@ def compare(
         a, b: settings in which the sides differ, by path (`{"policy": "fair"}`), or `deployment`, `replicas`,
             `router`, `gpu`, `calibration`. Without `traffic`: directories of recordings
         traffic: the requests that both sides serve, in the forms of `workload` in `simulate`
-        request: more fields of `planning.compare.request.CompareRequest`. `gpu` or `calibration` times the steps of
-            both sides. `model` and `tensor_parallel_size` hold for both sides, if `deployment` does not state them.
-            Other fields are `seeds`, `bounds` (ms by metric), `threshold` (a share), ...
+        request: more fields of `tokentwin.planning.compare.request.CompareRequest`. `gpu` or `calibration` times the
+            steps of both sides. `model` and `tensor_parallel_size` hold for both sides, if `deployment` does not state
+            them. Other fields are `seeds`, `bounds` (ms by metric), `threshold` (a share), ...
 
     Raises UserError for sides that cannot be simulated or paired.
     """
-    from planning.compare import comparer
-    from planning.compare.request import CompareRecordingsRequest, CompareRequest
-    from planning.request import Timing
-    from serving.deployments.config import parse
-    from serving.errors import UserError
+    from tokentwin.planning.compare import comparer
+    from tokentwin.planning.compare.request import CompareRecordingsRequest, CompareRequest
+    from tokentwin.planning.request import Timing
+    from tokentwin.serving.deployments.config import parse
+    from tokentwin.serving.errors import UserError
 
     if traffic is None:
         _path("a", a), _path("b", b)
@@ -208,11 +208,11 @@ def sweep(
     Raises UserError if the settings describe no run, and if all runs failed. A run that fails is a row with its
     `error`.
     """
-    from planning.sweep.executors import find_executor
-    from planning.sweep.results import SweepResults
-    from planning.sweep.settings import load_sweep, read_sweep
-    from planning.sweep.sweep import Sweep
-    from serving.errors import UserError
+    from tokentwin.planning.sweep.executors import find_executor
+    from tokentwin.planning.sweep.results import SweepResults
+    from tokentwin.planning.sweep.settings import load_sweep, read_sweep
+    from tokentwin.planning.sweep.sweep import Sweep
+    from tokentwin.serving.errors import UserError
 
     _check_jobs(jobs)
     _check_flags(resume=resume)
@@ -229,15 +229,15 @@ def diagnose(run: str | Path, **request: Any) -> DiagnosisDocument:
     """Find out why the recorded `run` is slow, and which changes would help.
 
     Args:
-        request: fields of `planning.diagnose.request.DiagnoseRequest`. With `gpu` or `calibration` the run is simulated
-            again with each constraint lifted. `metric` is the latency to explain. A latency above its bound in
-            `bounds` (ms) counts as high
+        request: fields of `tokentwin.planning.diagnose.request.DiagnoseRequest`. With `gpu` or `calibration` the run is
+            simulated again with each constraint lifted. `metric` is the latency to explain. A latency above its bound
+            in `bounds` (ms) counts as high
 
     Raises UserError if the run cannot be read or simulated.
     """
-    from planning.diagnose.recorded_run import diagnose
-    from planning.diagnose.request import DiagnoseRequest
-    from serving.deployments.config import parse
+    from tokentwin.planning.diagnose.recorded_run import diagnose
+    from tokentwin.planning.diagnose.request import DiagnoseRequest
+    from tokentwin.serving.deployments.config import parse
 
     return diagnose(parse(DiagnoseRequest, {"run": str(run), **request}, where="diagnose"))
 
@@ -260,15 +260,15 @@ def validate(
         out: directory to write the report to; by default a temporary directory that stays after Python ends
         traffic: traffic to record on the engine now, into `out`, instead of `real`; in the forms of `workload` in
             `simulate`
-        request: more fields of `planning.measure.request.ValidateRequest`, about `traffic`: `repeats`, `limit`,
-            `rate_scale`, `window_s` (seconds)
+        request: more fields of `tokentwin.planning.measure.request.ValidateRequest`, about `traffic`: `repeats`,
+            `limit`, `rate_scale`, `window_s` (seconds)
 
     Raises UserError if the recordings do not all have the same workload and the calibrated engine, and if `out` holds
     recordings and `overwrite` is not set.
     """
-    from planning.measure.request import ValidateRequest
-    from planning.measure.validator import validate
-    from serving.deployments.config import parse
+    from tokentwin.planning.measure.request import ValidateRequest
+    from tokentwin.planning.measure.validator import validate
+    from tokentwin.serving.deployments.config import parse
 
     _check_flags(overwrite=overwrite)
     with _offered(traffic) as offered:
@@ -290,15 +290,16 @@ def calibrate(
     Args:
         deployment: the deployment to measure, or the deployment that wrote the `iterations`
         out: directory of the calibration and the recordings; by default a temporary one, kept until Python ends
-        request: more fields of `planning.measure.request.CalibrateRequest`: `minutes` to measure; or measurements to
+        request: more fields of `tokentwin.planning.measure.request.CalibrateRequest`: `minutes` to measure; or
+            measurements to
             read: `recordings`, `iterations` or `measured` with `gpu`, `case` with `data`, or `served` with `client`
 
     Raises UserError if torch is not installed or the model cannot be loaded, for measurements to which nothing can be
     fitted, and if `out` holds a calibration and `overwrite` is not set.
     """
-    from planning.measure.calibrator import calibrate
-    from planning.measure.request import CalibrateRequest
-    from serving.deployments.config import parse
+    from tokentwin.planning.measure.calibrator import calibrate
+    from tokentwin.planning.measure.request import CalibrateRequest
+    from tokentwin.serving.deployments.config import parse
 
     _check_flags(overwrite=overwrite)
     stated = {"deployment": deployment, "out": _directory(out, "calibration"), **request}
@@ -311,7 +312,7 @@ def read_recording(path: str | Path) -> Recording:
 
     Raises UserError if it is missing or damaged.
     """
-    from traces.recording import Recording
+    from tokentwin.traces.recording import Recording
 
     return Recording.load(_path("path", path))
 
@@ -323,9 +324,9 @@ def _offered(traffic: Traffic | None, as_field: str = "") -> Iterator[Any]:
     If `as_field` is given, yield a mapping from that field to the path. A mapping with mean lengths and one of
     `rate`, `users` and `concurrency` is made up to a specification.
     """
-    from planning.made_up import made_up
-    from serving.errors import UserError, reason
-    from serving.workload import Workload
+    from tokentwin.planning.made_up import made_up
+    from tokentwin.serving.errors import UserError, reason
+    from tokentwin.serving.workload import Workload
 
     if isinstance(traffic, Mapping) and {"rate", "users", "concurrency"} & traffic.keys():
         traffic = made_up(traffic).model_dump(mode="json")
@@ -337,7 +338,7 @@ def _offered(traffic: Traffic | None, as_field: str = "") -> Iterator[Any]:
     with TemporaryDirectory(prefix="tokentwin-") as folder:
         path = str(Path(folder) / "workload.parquet" if isinstance(traffic, Workload) else _path("traffic", traffic))
         if isinstance(traffic, Workload):
-            from traces.formats.parquet import write_parquet
+            from tokentwin.traces.formats.parquet import write_parquet
 
             try:
                 write_parquet(traffic, Path(path))
@@ -356,8 +357,8 @@ def _directory(out: str | Path | None, name: str) -> Path:
 
 def _path(field: str, value: object) -> Path:
     """Return `value` as a path. Raises UserError if it is not one."""
-    from serving.deployments.config import check_text
-    from serving.errors import UserError
+    from tokentwin.serving.deployments.config import check_text
+    from tokentwin.serving.errors import UserError
 
     if not isinstance(value, str | Path) or not str(value):
         raise UserError(field, repr(value), "must be a path")
@@ -366,7 +367,7 @@ def _path(field: str, value: object) -> Path:
 
 
 def _check_flags(**given: object) -> None:
-    from serving.errors import UserError
+    from tokentwin.serving.errors import UserError
 
     for name, value in given.items():
         if not isinstance(value, bool):
@@ -374,7 +375,7 @@ def _check_flags(**given: object) -> None:
 
 
 def _check_jobs(jobs: object) -> None:
-    from serving.errors import UserError
+    from tokentwin.serving.errors import UserError
 
     if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, Integral) or jobs < 1):
         raise UserError(
@@ -384,7 +385,7 @@ def _check_jobs(jobs: object) -> None:
 
 def _side(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return one side of a comparison request, with settings of the deployment separated from settings of the run."""
-    from serving.errors import UserError
+    from tokentwin.serving.errors import UserError
 
     own = {name: changes[name] for name in _OF_A_SIDE if name in changes}
     for name, value in own.items():

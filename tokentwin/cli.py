@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 import click
 from click.core import ParameterSource
 
-from serving.compiled_core import CORE
-from serving.errors import UserError, reason, shortened
-from serving.user_code.call_limit import end_threads, print_error, watch
+from tokentwin.serving.compiled_core import CORE
+from tokentwin.serving.errors import UserError, reason, shortened
+from tokentwin.serving.user_code.call_limit import end_threads, print_error, watch
 
 VERBS = {
     "bench": "Replay a trace on the real engine, or send it to a server, and record it.",

@@ -15,10 +15,10 @@ import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from planning.deployments import FLAGS, SCHEDULER_FLAGS
-from planning.made_up import MadeUp, made_up
-from serving.deployments.config import Deployment, SchedulerConfig, parse
-from serving.errors import UserError
+from tokentwin.planning.deployments import FLAGS, SCHEDULER_FLAGS
+from tokentwin.planning.made_up import MadeUp, made_up
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig, parse
+from tokentwin.serving.errors import UserError
 
 _SHORT = {"calibration": ("-c",), "deployment": ("-d",), "out": ("-o",)}
 _PATHS = ("calibration", "deployment", "traffic", "api_key_file", "tls_cert", "tls_key")  # fields that hold a path

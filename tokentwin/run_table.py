@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planning.run_report import Bands, run_report, status_word
-from serving.answers.figures import shown_share
-from serving.errors import one_line
+from tokentwin.planning.run_report import Bands, run_report, status_word
+from tokentwin.serving.answers.figures import shown_share
+from tokentwin.serving.errors import one_line
 
 if TYPE_CHECKING:
-    from planning.capacity import Capacity
-    from traces.metrics.run_metrics import RunMetrics
-    from traces.recording import Recording
+    from tokentwin.planning.capacity import Capacity
+    from tokentwin.traces.metrics.run_metrics import RunMetrics
+    from tokentwin.traces.recording import Recording
 
 
 def print_metrics(
     metrics: RunMetrics, style: str, bands: Bands | None = None, capacity: Capacity | None = None, **more: Any
 ) -> None:
     """Print the metrics in the `style` `table` or `json`; `more` goes into the JSON."""
-    from serving.answers.terminal import print_report
+    from tokentwin.serving.answers.terminal import print_report
 
     if style == "json":
         distributions = {name: d.as_dict() for name, d in metrics.distributions().items() if d.count}

@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from serving.answers.document import Document
-from serving.answers.markdown import markdown
-from serving.whole_file import check_free, write_whole
+from tokentwin.serving.answers.document import Document
+from tokentwin.serving.answers.markdown import markdown
+from tokentwin.serving.whole_file import check_free, write_whole
 
 _ANY = ("style", "save", "force", "jobs")  # options that do not change the answer
 
@@ -71,7 +71,7 @@ class AnswerOutput:
             case "markdown":
                 click.echo(markdown(answer.report()), nl=False)
             case _:
-                from serving.answers.terminal import print_report
+                from tokentwin.serving.answers.terminal import print_report
 
                 print_report(answer.report())
 

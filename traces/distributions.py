@@ -20,8 +20,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 
-from serving.errors import UserError
-from serving.settings import Settings
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.settings import Settings
 
 LONGEST = 2**31 - 1
 

@@ -1,6 +1,6 @@
 """A recording that is written while a server or its client runs, and its recovery if that process was killed.
 
-`python -m traces.live_recording DIR` makes a recording from the journal of a killed process.
+`python -m tokentwin.traces.live_recording DIR` makes a recording from the journal of a killed process.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from serving.errors import UserError
-from serving.workload import STOPPED, Workload, WorkloadRequest
-from traces.formats.parquet import WorkloadWriter
-from traces.recording import JOURNAL
-from traces.recording_writer import RecordingWriter
-from traces.schema import DATASETS
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import STOPPED, Workload, WorkloadRequest
+from tokentwin.traces.formats.parquet import WorkloadWriter
+from tokentwin.traces.recording import JOURNAL
+from tokentwin.traces.recording_writer import RecordingWriter
+from tokentwin.traces.schema import DATASETS
 
 _LOG = logging.getLogger("tokentwin")
 _HEAD = 4  # bytes of an entry's length field

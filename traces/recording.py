@@ -1,7 +1,7 @@
 """A recorded run: a directory of Parquet files, in the same form for the real engine and the simulator.
 
 It has `runs.parquet` (one row), `requests.parquet`, `steps.parquet`, `columns.json` (the meaning of every column) and,
-if known, `workload.parquet` (the offered requests in our trace format). `traces.recording_writer` writes it.
+if known, `workload.parquet` (the offered requests in our trace format). `tokentwin.traces.recording_writer` writes it.
 
 Some columns of `runs` have JSON objects. The entries that we read are checked when a recording is opened, because any
 program may have written the file. Other entries are allowed and ignored.
@@ -10,11 +10,11 @@ The `notes` of a run are such an object, with facts about a recording that have 
 `attention`, `model` and `memory`. For an MoE model it also has `experts`, with the number of experts in a layer
 (`experts`) and the number of experts per token (`topk`). A simulated run has these notes, as far as they are known:
 
-front_door  time that the API server in front of it took, as in `serving.front_door.FrontDoor`
+front_door  time that the API server in front of it took, as in `tokentwin.serving.front_door.FrontDoor`
 gpu         the GPU whose kernel tables gave the step times
-trust       `level` and `reason`, as in `calibration.trust`
+trust       `level` and `reason`, as in `tokentwin.calibration.trust`
 bands       90 % bands by metric and statistic; the statistic of a single number is `value`
-capacity    arrival rate beyond which requests pile up, as in `planning.capacity`
+capacity    arrival rate beyond which requests pile up, as in `tokentwin.planning.capacity`
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, Field
 
-from serving.data_file import parse_json, with_present_names
-from serving.deployments.config import parse
-from serving.errors import UserError
-from serving.front_door import FrontDoor
-from serving.workload import Workload
-from traces.formats.parquet import ParquetReader, arrow_reason
-from traces.schema import DATASETS, arrow_schema
+from tokentwin.serving.data_file import parse_json, with_present_names
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.front_door import FrontDoor
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.formats.parquet import ParquetReader, arrow_reason
+from tokentwin.traces.schema import DATASETS, arrow_schema
 
 # For a large column, Arrow's own allocator uses fresh huge pages. Clearing them takes the system longer than Arrow
 # takes to decode the column.
@@ -65,9 +65,8 @@ class Recording:
         if not (self.path / "runs.parquet").is_file():
             remedy = "is not a recording: it has no runs.parquet"
             if (self.path / JOURNAL).is_file():
-                remedy = (
-                    "was not finished: if its process was killed, `python -m traces.live_recording DIR` finishes it"
-                )
+                finish = "`python -m tokentwin.traces.live_recording DIR` finishes it"
+                remedy = f"was not finished: if its process was killed, {finish}"
             raise UserError("recording", str(path), remedy if self.path.is_dir() else "is not a directory")
         if self.runs.num_rows != 1:
             raise UserError(f"{self._file('runs')}: rows", self.runs.num_rows, "must be 1: a recording holds one run")
@@ -249,7 +248,7 @@ class _Served(BaseModel):
 
 
 class _Notes(BaseModel):
-    """The notes that we read; `traces.recording` documents them."""
+    """The notes that we read; `tokentwin.traces.recording` documents them."""
 
     gpu: str | None = None
     trust: dict[str, Any] | None = None

@@ -3,7 +3,8 @@
 Only one process at a time may write to a recording's directory, and only an older recording may be replaced. Row groups
 are written during the run to files with temporary names. Rows are collected into Arrow pieces, and pieces into row
 groups. `close` renames the files, with `runs.parquet` as the last one, so a directory with this file is a complete
-recording. Until then, a server or `bench --url` also keeps a journal in the directory (`traces.live_recording`).
+recording. Until then, a server or `bench --url` also keeps a journal in the directory
+(`tokentwin.traces.live_recording`).
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from serving.errors import UserError, reason
-from serving.version import __version__
-from serving.whole_file import LOCK, DirectoryLock
-from serving.workload import Workload
-from traces.formats.parquet import write_parquet
-from traces.recording import JOURNAL, WORKLOAD, Recording, notes_of
-from traces.schema import COLUMNS_FILE, DATASETS, arrow_schema, columns_text, recording_columns
+from tokentwin.serving.errors import UserError, reason
+from tokentwin.serving.version import __version__
+from tokentwin.serving.whole_file import LOCK, DirectoryLock
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.formats.parquet import write_parquet
+from tokentwin.traces.recording import JOURNAL, WORKLOAD, Recording, notes_of
+from tokentwin.traces.schema import COLUMNS_FILE, DATASETS, arrow_schema, columns_text, recording_columns
 
 DEPLOYMENT = "deployment.yaml"  # written with a recording of vLLM, so that users can run it again
 _FORMAT = "1"
@@ -203,7 +204,7 @@ def _claim(path: Path, overwrite: bool) -> tuple[bool, DirectoryLock]:
         raise UserError("recording", str(path), f"cannot be made: {reason(error)}") from None
     try:
         if (path / JOURNAL).exists() and not overwrite:
-            remedy = "holds what a killed run recorded; `python -m traces.live_recording DIR` finishes it"
+            remedy = "holds what a killed run recorded; `python -m tokentwin.traces.live_recording DIR` finishes it"
             raise UserError("recording", str(path), remedy)
         if (path / "runs.parquet").exists():
             if not overwrite:

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice, pairwise
 
-from serving.errors import UserError
-from serving.workload import Workload, WorkloadRequest
-from traces.distributions import LATEST_NS
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.traces.distributions import LATEST_NS
 
 
 def reshaped(

@@ -19,10 +19,10 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from serving.errors import UserError
-from serving.step_plan import AGGREGATES
-from traces.formats.parquet import arrow_reason
-from traces.formats.request_table import SCHEMA
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.step_plan import AGGREGATES
+from tokentwin.traces.formats.parquet import arrow_reason
+from tokentwin.traces.formats.request_table import SCHEMA
 
 COLUMNS_FILE = "columns.json"
 _NAMES_INSIDE = re.compile(r" \('\w+'\)")  # Parquet gives these names to the fields of a map

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 
-from serving.workload import Segment
+from tokentwin.serving.workload import Segment
 
 Path = tuple[Segment, ...]
 

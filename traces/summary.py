@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from serving.errors import UserError
-from serving.workload import PRIVATE, Workload, WorkloadRequest
-from traces.tables import Distribution
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.traces.tables import Distribution
 
 _ROOT = 0
 

@@ -20,12 +20,21 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from serving.data_file import read_yaml
-from serving.deployments.config import parse
-from serving.errors import UserError
-from serving.settings import Settings, TerseSettings
-from serving.workload import PRIVATE, Item, Segment, Workload, WorkloadRequest
-from traces.distributions import LATEST_NS, Arrivals, Closed, Empirical, Lengths, NoTokens, OutputLengths, Users
+from tokentwin.serving.data_file import read_yaml
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.settings import Settings, TerseSettings
+from tokentwin.serving.workload import PRIVATE, Item, Segment, Workload, WorkloadRequest
+from tokentwin.traces.distributions import (
+    LATEST_NS,
+    Arrivals,
+    Closed,
+    Empirical,
+    Lengths,
+    NoTokens,
+    OutputLengths,
+    Users,
+)
 
 _CHUNK = 8192
 _OF_A_USER = 16  # number of draws at a time for one user
@@ -257,7 +266,7 @@ def synthesise(spec: SynthSpec) -> Workload:
 
 def _sizes(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return the prompt and output lengths of a trace."""
-    from traces.formats.trace_file import read_workload
+    from tokentwin.traces.formats.trace_file import read_workload
 
     pairs = [(request.prompt_len, request.output_len) for request in read_workload(path).requests]
     prompts, outputs = np.array(pairs, dtype=np.int64).reshape(-1, 2).T

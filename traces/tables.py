@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from traces.recording import Recording
-from traces.schema import DATASETS
+from tokentwin.traces.recording import Recording
+from tokentwin.traces.schema import DATASETS
 
 _NOTHING = pa.table({})
 Floats = NDArray[np.float64]

@@ -13,7 +13,7 @@ from operator import attrgetter, not_
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-from serving.workload import Item
+from tokentwin.serving.workload import Item
 
 # Loops over the rows of a step run in C.
 _COMPUTED, _IS_CHUNK = attrgetter("num_computed_tokens"), attrgetter("is_prefill_chunk")

@@ -17,15 +17,15 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import yaml
 
-from serving.errors import UserError, raised
-from traces.live_recording import LiveRecording
-from traces.recording_writer import DEPLOYMENT, RecordingWriter
-from vllmside.engine_events import AdapterWork, EngineEvents, Event, Flight
-from vllmside.record_settings import RecordSettings
-from vllmside.recorded_run import RecordedRows, RecordedRun
-from vllmside.vllm_deployment import LEAST_BLOCKS, VllmDeployment, read_deployment
-from vllmside.vllm_interface import release
-from vllmside.writer_thread import EventWriter, SameThread, WriterThread
+from tokentwin.serving.errors import UserError, raised
+from tokentwin.traces.live_recording import LiveRecording
+from tokentwin.traces.recording_writer import DEPLOYMENT, RecordingWriter
+from tokentwin.vllmside.engine_events import AdapterWork, EngineEvents, Event, Flight
+from tokentwin.vllmside.record_settings import RecordSettings
+from tokentwin.vllmside.recorded_run import RecordedRows, RecordedRun
+from tokentwin.vllmside.vllm_deployment import LEAST_BLOCKS, VllmDeployment, read_deployment
+from tokentwin.vllmside.vllm_interface import release
+from tokentwin.vllmside.writer_thread import EventWriter, SameThread, WriterThread
 
 _LOG = logging.getLogger("vllm.tokentwin")
 _LEAST_BLOCKS = 1 << 14

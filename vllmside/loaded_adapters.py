@@ -12,8 +12,8 @@ from typing import Any
 
 from vllm.lora.request import LoRARequest
 
-from serving.errors import UserError
-from vllmside.engine_events import NO_WORK, AdapterWork
+from tokentwin.serving.errors import UserError
+from tokentwin.vllmside.engine_events import NO_WORK, AdapterWork
 
 _CONFIG = "adapter_config.json"
 

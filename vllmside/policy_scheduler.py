@@ -1,4 +1,4 @@
-"""One of our schedulers in vLLM: `vllm serve MODEL --scheduler-cls vllmside.policy_scheduler.PolicyScheduler`.
+"""Our schedulers in vLLM: `vllm serve MODEL --scheduler-cls tokentwin.vllmside.policy_scheduler.PolicyScheduler`.
 
 Our scheduler object and our KV block pool make all decisions. vLLM's class around them only does the bookkeeping for
 its clients; its own scheduling and KV cache manager decide nothing. The simulator and our engine run the same scheduler
@@ -23,18 +23,18 @@ from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutp
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
-from serving.contract import Contract
-from serving.errors import UserError
-from serving.kv.content import TokenContent
-from serving.kv.grouped_pool import block_tables
-from serving.request import Request, Status
-from serving.scheduler import Hold, check_own_setting, find_policy
-from serving.step_plan import StepPlan
-from serving.user_code.own_contract import contract_with
-from serving.workload import PRIVATE, WorkloadRequest
-from vllmside.request_tokens import RequestTokens
-from vllmside.scheduler_settings import policy_and_settings, request_not_carried
-from vllmside.step_rows import StepRow, StepRows
+from tokentwin.serving.contract import Contract
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.kv.content import TokenContent
+from tokentwin.serving.kv.grouped_pool import block_tables
+from tokentwin.serving.request import Request, Status
+from tokentwin.serving.scheduler import Hold, check_own_setting, find_policy
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.user_code.own_contract import contract_with
+from tokentwin.serving.workload import PRIVATE, WorkloadRequest
+from tokentwin.vllmside.request_tokens import RequestTokens
+from tokentwin.vllmside.scheduler_settings import policy_and_settings, request_not_carried
+from tokentwin.vllmside.step_rows import StepRow, StepRows
 
 _log = init_logger("vllm.tokentwin")  # vLLM shows logs below its own name
 _LABELS = ("tenant", "slo_class", "session")  # labels of a request, in its `extra_args` (in HTTP `vllm_xargs`)

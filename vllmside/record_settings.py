@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import Field
 
-from serving.deployments.config import parse
-from serving.errors import UserError
-from serving.settings import Settings
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.settings import Settings
 
 VARIABLE = "TOKENTWIN_RECORD"
 _KEY = "tokentwin"

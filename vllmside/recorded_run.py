@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from serving.step_plan import AGGREGATES, Padding, StepPlan, aggregates_of
-from serving.workload import WorkloadRequest
-from traces.shared_prefixes import SharedPrefixes
-from vllmside.engine_events import Arrived, Ended, Event, Flight
+from tokentwin.serving.step_plan import AGGREGATES, Padding, StepPlan, aggregates_of
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.traces.shared_prefixes import SharedPrefixes
+from tokentwin.vllmside.engine_events import Arrived, Ended, Event, Flight
 
 _GONE = "its client hung up, or a stop string ended it"
 _SERVED_NAME = re.compile(r"(?:chatcmpl-(?P<chat>.+)|cmpl-(?P<completion>.+)-\d+)-[0-9a-f]{8}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from serving.request import Request
-from vllmside.policy_scheduler import PolicyScheduler
-from vllmside.recording_scheduler import Recording
+from tokentwin.serving.request import Request
+from tokentwin.vllmside.policy_scheduler import PolicyScheduler
+from tokentwin.vllmside.recording_scheduler import Recording
 
 
 class RecordingPolicyScheduler(Recording, PolicyScheduler):

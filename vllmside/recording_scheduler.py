@@ -1,7 +1,7 @@
 """vLLM's own scheduler with a recorder of its decisions.
 
-Use it with `--scheduler-cls vllmside.recording_scheduler.RecordingScheduler`, in the plain or the overlapped loop. The
-recorder decides nothing, and its errors do not reach the engine: the recording ends with one line in the log.
+Use it with `--scheduler-cls tokentwin.vllmside.recording_scheduler.RecordingScheduler`, in the plain or the overlapped
+loop. The recorder decides nothing, and its errors do not reach the engine: the recording ends with one line in the log.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from vllmside.engine_recorder import EngineRecorder, open_recorder, rows_recorder
-from vllmside.record_settings import RecordSettings, record_settings
-from vllmside.recorded_run import RecordedRows
-from vllmside.vllm_interface import check_interface
+from tokentwin.vllmside.engine_recorder import EngineRecorder, open_recorder, rows_recorder
+from tokentwin.vllmside.record_settings import RecordSettings, record_settings
+from tokentwin.vllmside.recorded_run import RecordedRows
+from tokentwin.vllmside.vllm_interface import check_interface
 
 _SCHEDULER = (
     "schedule", "update_from_output", "add_request", "finish_requests", "_preempt_request", "update_draft_token_ids",

@@ -1,7 +1,7 @@
 """A process with vLLM's engine, which replays workloads in real time and records them.
 
-It is started as `python -m vllmside.replay_process FD` in vLLM's environment. The other end of the pipe is
-`planning.measure.vllm_process.VllmProcess`, and the messages are in `replay_messages`.
+It is started as `python -m tokentwin.vllmside.replay_process FD` in vLLM's environment. The other end of the pipe is
+`tokentwin.planning.measure.vllm_process.VllmProcess`, and the messages are in `replay_messages`.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from realengine.devices.speed import SpeedProbe, piece_of_work
-from realengine.grammar import ENDLESS_OBJECTS
-from realengine.logit_rules import PENALTIES
-from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts
-from realengine.parallel.replica_pipe import About, Arrival, End, HangUp, Inbox, Ran, Ready, Report
-from realengine.undisturbed import no_cycle_search
-from serving.canary import canary_rows
-from serving.errors import UserError, raised
-from serving.workload import Workload, WorkloadRequest
-from traces.formats.trace_file import read_workload
-from vllmside.engine_recorder import EngineRecorder
-from vllmside.loaded_adapters import LoadedAdapters
-from vllmside.record_settings import RecordSettings
-from vllmside.replay_messages import Begin, Ended
+from tokentwin.realengine.devices.speed import SpeedProbe, piece_of_work
+from tokentwin.realengine.grammar import ENDLESS_OBJECTS
+from tokentwin.realengine.logit_rules import PENALTIES
+from tokentwin.realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts
+from tokentwin.realengine.parallel.replica_pipe import About, Arrival, End, HangUp, Inbox, Ran, Ready, Report
+from tokentwin.realengine.undisturbed import no_cycle_search
+from tokentwin.serving.canary import canary_rows
+from tokentwin.serving.errors import UserError, raised
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.traces.formats.trace_file import read_workload
+from tokentwin.vllmside.engine_recorder import EngineRecorder
+from tokentwin.vllmside.loaded_adapters import LoadedAdapters
+from tokentwin.vllmside.record_settings import RecordSettings
+from tokentwin.vllmside.replay_messages import Begin, Ended
 
-_SCHEDULER = "vllmside.recording_scheduler.RecordingScheduler"
-_POLICY = "vllmside.recording_policy.RecordingPolicyScheduler"
+_SCHEDULER = "tokentwin.vllmside.recording_scheduler.RecordingScheduler"
+_POLICY = "tokentwin.vllmside.recording_policy.RecordingPolicyScheduler"
 _SPIN_NS = 500_000  # time before an arrival when sleeping ends and spinning begins
 _LONGEST_SLEEP_NS = 50_000_000  # maximum time between checks for a stop message
 _CANARY_REPEATS = 5

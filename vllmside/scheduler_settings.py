@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from serving.deployments.config import SchedulerConfig, parse
-from serving.deployments.engines import release_settings
-from serving.errors import UserError
-from vllmside.record_settings import RecordSettings
+from tokentwin.serving.deployments.config import SchedulerConfig, parse
+from tokentwin.serving.deployments.engines import release_settings
+from tokentwin.serving.errors import UserError
+from tokentwin.vllmside.record_settings import RecordSettings
 
 _VLLMS = (
     "max_num_seqs", "max_num_active_seqs", "max_num_batched_tokens", "max_num_scheduled_tokens", "policy",

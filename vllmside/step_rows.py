@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from serving.request import Request
-from serving.step_plan import StepPlan
+from tokentwin.serving.request import Request
+from tokentwin.serving.step_plan import StepPlan
 
 BlockIds = tuple[list[int], ...]  # ids for each group of layers
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from serving.deployments.config import Deployment, parse
-from serving.deployments.engines import release_settings
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.deployments.engines import release_settings
 
 _SCHEDULER = (
     "max_num_seqs", "max_num_active_seqs", "max_num_batched_tokens", "max_num_scheduled_tokens",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from serving.errors import UserError
+from tokentwin.serving.errors import UserError
 
 TRIED = ("0.27", "0.28", "0.29", "0.30", "0.31", "0.32", "0.33")
 """Minor versions of which recordings were made and replayed (docs/vllm.md says how)."""

@@ -12,8 +12,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Protocol
 
-from serving.errors import UserError, raised
-from vllmside.engine_events import Event, Flight
+from tokentwin.serving.errors import UserError, raised
+from tokentwin.vllmside.engine_events import Event, Flight
 
 _LOG = logging.getLogger("vllm.tokentwin")  # vLLM shows logs below its own name
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from apiserver.kv_cache_events.block_hash import BlockHash
-from apiserver.settings import KvEventSettings
-from serving.request import Request
+from tokentwin.apiserver.kv_cache_events.block_hash import BlockHash
+from tokentwin.apiserver.settings import KvEventSettings
+from tokentwin.serving.request import Request
 
 Hash = bytes | int
 

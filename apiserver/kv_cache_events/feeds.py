@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from apiserver.kv_cache_events.events import KvEvents
-from apiserver.kv_cache_events.publisher import KvPublisher
-from apiserver.settings import KvEventSettings
-from serving.errors import UserError
-from serving.kv.block_pool import BlockPool
+from tokentwin.apiserver.kv_cache_events.events import KvEvents
+from tokentwin.apiserver.kv_cache_events.publisher import KvPublisher
+from tokentwin.apiserver.settings import KvEventSettings
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.kv.block_pool import BlockPool
 
 if TYPE_CHECKING:
-    from sim.fleet import Life
+    from tokentwin.sim.fleet import Life
 
 
 def observe(pool: object, events: KvEvents, settings: KvEventSettings) -> None:

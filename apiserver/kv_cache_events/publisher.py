@@ -12,8 +12,8 @@ from contextlib import suppress
 
 import zmq
 
-from apiserver.settings import KvEventSettings
-from serving.errors import UserError
+from tokentwin.apiserver.settings import KvEventSettings
+from tokentwin.serving.errors import UserError
 
 _END = (-1).to_bytes(8, "big", signed=True)
 _MOST_WAITING = 100_000  # maximum number of messages that wait for a slow subscriber, as in vLLM; it misses the rest

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol
 
-from apiserver.filler import Texts
-from apiserver.openai_api.json_pieces import encode, json_pieces
-from apiserver.openai_api.tools import Calls, ChosenCalls
-from realengine.logit_rules import Logprob, PromptLogprob
+from tokentwin.apiserver.filler import Texts
+from tokentwin.apiserver.openai_api.json_pieces import encode, json_pieces
+from tokentwin.apiserver.openai_api.tools import Calls, ChosenCalls
+from tokentwin.realengine.logit_rules import Logprob, PromptLogprob
 
 _LEAST = -9999.0  # the smallest log-probability that is written, because JSON has no infinity
 

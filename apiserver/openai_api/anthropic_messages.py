@@ -8,11 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StrictBool
 
-from apiserver.openai_api.answers import ChatStyle, Piece, Usage
-from apiserver.openai_api.block_stream import BlockStream
-from apiserver.openai_api.limited import Limited
-from apiserver.openai_api.protocol import MOST_MESSAGES, MOST_TOOLS, Label, neutral
-from apiserver.openai_api.refusal import Refusal
+from tokentwin.apiserver.openai_api.answers import ChatStyle, Piece, Usage
+from tokentwin.apiserver.openai_api.block_stream import BlockStream
+from tokentwin.apiserver.openai_api.limited import Limited
+from tokentwin.apiserver.openai_api.protocol import MOST_MESSAGES, MOST_TOOLS, Label, neutral
+from tokentwin.apiserver.openai_api.refusal import Refusal
 
 _ENDS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}

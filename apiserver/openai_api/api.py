@@ -18,17 +18,30 @@ from aiohttp import web
 from msgspec.structs import replace
 from pydantic import ValidationError
 
-from apiserver.engine_client import EngineClient
-from apiserver.failures import RequestFailures
-from apiserver.filler import PlainTexts, Texts, Words
-from apiserver.log import LOG
-from apiserver.messages import About, Add
-from apiserver.openai_api.answers import AnswerDocuments, ChatStyle, CompletionStyle, Documents, Style, Usage, Wording
-from apiserver.openai_api.anthropic_messages import CountRequest, MessageDocuments, MessagesRequest, error_document
-from apiserver.openai_api.api_keys import check_host, check_key, check_operator, host_name
-from apiserver.openai_api.bodies import Bodies
-from apiserver.openai_api.connection import expect
-from apiserver.openai_api.delivery import (
+from tokentwin.apiserver.engine_client import EngineClient
+from tokentwin.apiserver.failures import RequestFailures
+from tokentwin.apiserver.filler import PlainTexts, Texts, Words
+from tokentwin.apiserver.log import LOG
+from tokentwin.apiserver.messages import About, Add
+from tokentwin.apiserver.openai_api.answers import (
+    AnswerDocuments,
+    ChatStyle,
+    CompletionStyle,
+    Documents,
+    Style,
+    Usage,
+    Wording,
+)
+from tokentwin.apiserver.openai_api.anthropic_messages import (
+    CountRequest,
+    MessageDocuments,
+    MessagesRequest,
+    error_document,
+)
+from tokentwin.apiserver.openai_api.api_keys import check_host, check_key, check_operator, host_name
+from tokentwin.apiserver.openai_api.bodies import Bodies
+from tokentwin.apiserver.openai_api.connection import expect
+from tokentwin.apiserver.openai_api.delivery import (
     BEGUN,
     Choice,
     Cut,
@@ -40,13 +53,19 @@ from apiserver.openai_api.delivery import (
     write_stream,
     write_whole,
 )
-from apiserver.openai_api.embeddings import EmbeddingRequest, pooled, write_embeddings
-from apiserver.openai_api.given_answers import GivenAnswers
-from apiserver.openai_api.grammar_writer import GrammarWriter, as_text
-from apiserver.openai_api.kv_transfer import KvTransferParams
-from apiserver.openai_api.planted_failures import HEADER, BrokenDocuments, failing, planted_failure, planted_refusal
-from apiserver.openai_api.prompt_length import PromptLength
-from apiserver.openai_api.protocol import (
+from tokentwin.apiserver.openai_api.embeddings import EmbeddingRequest, pooled, write_embeddings
+from tokentwin.apiserver.openai_api.given_answers import GivenAnswers
+from tokentwin.apiserver.openai_api.grammar_writer import GrammarWriter, as_text
+from tokentwin.apiserver.openai_api.kv_transfer import KvTransferParams
+from tokentwin.apiserver.openai_api.planted_failures import (
+    HEADER,
+    BrokenDocuments,
+    failing,
+    planted_failure,
+    planted_refusal,
+)
+from tokentwin.apiserver.openai_api.prompt_length import PromptLength
+from tokentwin.apiserver.openai_api.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -56,17 +75,17 @@ from apiserver.openai_api.protocol import (
     TokenizeChat,
     TokenizeRequest,
 )
-from apiserver.openai_api.refusal import Refusal, invalid
-from apiserver.openai_api.refusal import answer_to as openai_answer
-from apiserver.openai_api.responses import ResponseDocuments, ResponsesRequest
-from apiserver.openai_api.tool_formats import format_of
-from apiserver.openai_api.tools import ChosenCalls, parameters_of
-from apiserver.openai_api.work import check_answers, check_vectors, check_work
-from realengine.grammar import ANY_OBJECT
-from realengine.logit_rules import LogitRules
-from realengine.tokenizer import Detokenizer
-from serving.errors import UserError
-from serving.version import __version__
+from tokentwin.apiserver.openai_api.refusal import Refusal, invalid
+from tokentwin.apiserver.openai_api.refusal import answer_to as openai_answer
+from tokentwin.apiserver.openai_api.responses import ResponseDocuments, ResponsesRequest
+from tokentwin.apiserver.openai_api.tool_formats import format_of
+from tokentwin.apiserver.openai_api.tools import ChosenCalls, parameters_of
+from tokentwin.apiserver.openai_api.work import check_answers, check_vectors, check_work
+from tokentwin.realengine.grammar import ANY_OBJECT
+from tokentwin.realengine.logit_rules import LogitRules
+from tokentwin.realengine.tokenizer import Detokenizer
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.version import __version__
 
 _PLACE: web.AppKey[int | None] = web.AppKey("place")
 _OPEN = ("/health", "/ping", "/ready", "/metrics", "/version")  # paths that need no key, and no name of the host
@@ -810,6 +829,6 @@ def texts_of(about: About) -> Texts:
     """Return the tokenizer of the served model."""
     from pathlib import Path
 
-    from realengine.tokenizer import Tokenizer
+    from tokentwin.realengine.tokenizer import Tokenizer
 
     return Tokenizer(Path(about.texts)) if about.texts else PlainTexts(about.vocab_size)

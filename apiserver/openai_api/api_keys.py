@@ -8,7 +8,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from serving.errors import UserError, reason
+from tokentwin.serving.errors import UserError, reason
 
 
 def read_keys(path: str | None) -> tuple[bytes, ...]:
@@ -26,7 +26,9 @@ def read_keys(path: str | None) -> tuple[bytes, ...]:
 
 def check_key(authorization: str, keys: Sequence[bytes]) -> None:
     """Raise Refusal unless the header `Authorization` has one of `keys`. The comparison takes constant time."""
-    from apiserver.openai_api.refusal import Refusal  # imported here, because the supervisor does not load aiohttp
+    from tokentwin.apiserver.openai_api.refusal import (
+        Refusal,  # imported here, because the supervisor does not load aiohttp
+    )
 
     scheme, _, given = authorization.partition(" ")
     key = (given if scheme.lower() == "bearer" else authorization).encode(errors="surrogateescape")
@@ -40,7 +42,7 @@ def check_host(host: str, origin: str | None, allowed: Collection[str]) -> None:
     A web page can give the server's address a name of its own, and could then send requests in a visitor's browser.
     Some requests it could send under the right name, too.
     """
-    from apiserver.openai_api.refusal import Refusal
+    from tokentwin.apiserver.openai_api.refusal import Refusal
 
     if host_name(host) not in allowed:
         raise Refusal(400, f"Host: {host[:256]} is not a name of this server; its operator can allow it")
@@ -58,7 +60,7 @@ def host_name(address: str) -> str | None:
 
 def check_operator(path: str, remote: str | None, headers: Mapping[str, str]) -> None:
     """Raise Refusal unless a request without a key comes from this machine, and not through a proxy."""
-    from apiserver.openai_api.refusal import Refusal
+    from tokentwin.apiserver.openai_api.refusal import Refusal
 
     proxied = "X-Forwarded-For" in headers or "Forwarded" in headers
     address = ip_address(remote or "::")

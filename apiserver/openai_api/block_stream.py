@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from apiserver.openai_api.answers import ChatStyle, Piece, Usage
-from apiserver.openai_api.json_pieces import json_pieces
+from tokentwin.apiserver.openai_api.answers import ChatStyle, Piece, Usage
+from tokentwin.apiserver.openai_api.json_pieces import json_pieces
 
 
 class BlockStream(ABC):

@@ -19,7 +19,7 @@ import msgspec
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
-from apiserver.openai_api.refusal import Refusal, invalid, malformed
+from tokentwin.apiserver.openai_api.refusal import Refusal, invalid, malformed
 
 _BUDGET = 32 << 20  # bytes of all long bodies under way, if the limit of a single body is not larger
 _LONG = 1 << 14  # bytes from which a body counts, waits for its turn, and is tokenised in a thread

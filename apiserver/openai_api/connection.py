@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from apiserver.openai_api.refusal import Refusal, answer_to
+from tokentwin.apiserver.openai_api.refusal import Refusal, answer_to
 
 _REST_S = 2.0  # time to read the rest of a request after its answer, so that the client sees the answer
 

@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from apiserver.engine_client import Answer
-from apiserver.filler import Words
-from apiserver.messages import Output
-from apiserver.openai_api.answers import AnswerDocuments, Piece, Usage
-from apiserver.openai_api.json_pieces import PIECE
-from apiserver.openai_api.refusal import Refusal
-from realengine.logit_rules import PromptLogprob
-from realengine.tokenizer import Detokenizer
+from tokentwin.apiserver.engine_client import Answer
+from tokentwin.apiserver.filler import Words
+from tokentwin.apiserver.messages import Output
+from tokentwin.apiserver.openai_api.answers import AnswerDocuments, Piece, Usage
+from tokentwin.apiserver.openai_api.json_pieces import PIECE
+from tokentwin.apiserver.openai_api.refusal import Refusal
+from tokentwin.realengine.logit_rules import PromptLogprob
+from tokentwin.realengine.tokenizer import Detokenizer
 
 BEGUN = "begun"  # key of a request of whose answer a part is sent
 _AT_A_TIME = 64  # answers or pieces after which other requests get their turn

@@ -15,12 +15,12 @@ from aiohttp import web
 from numpy.typing import NDArray
 from pydantic import Field, StrictBool
 
-from apiserver.engine_client import Answer
-from apiserver.openai_api.delivery import Cut, refusal_for, write_json
-from apiserver.openai_api.json_pieces import json_pieces
-from apiserver.openai_api.limited import Limited
-from apiserver.openai_api.protocol import Prompt
-from apiserver.openai_api.refusal import Refusal
+from tokentwin.apiserver.engine_client import Answer
+from tokentwin.apiserver.openai_api.delivery import Cut, refusal_for, write_json
+from tokentwin.apiserver.openai_api.json_pieces import json_pieces
+from tokentwin.apiserver.openai_api.limited import Limited
+from tokentwin.apiserver.openai_api.protocol import Prompt
+from tokentwin.apiserver.openai_api.refusal import Refusal
 
 Format = Literal["float", "base64"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from serving.data_file import read_json_file
-from serving.errors import UserError
+from tokentwin.serving.data_file import read_json_file
+from tokentwin.serving.errors import UserError
 
 ECHO = "echo"
 

@@ -1,4 +1,4 @@
-"""The process that writes grammars and, for a twin, answers: `python -m apiserver.openai_api.grammar_process`.
+"""The process that writes grammars and a twin's answers: `python -m tokentwin.apiserver.openai_api.grammar_process`.
 
 It reads a constraint or an order for an answer from each line of its input, and writes the result or an error on each
 line of its output, all in JSON. For a twin its arguments are the folder of the tokenizer and the size of the
@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from realengine.grammar import grammar_of_rules, json_grammar, regex_grammar
-from serving.errors import UserError
+from tokentwin.realengine.grammar import grammar_of_rules, json_grammar, regex_grammar
+from tokentwin.serving.errors import UserError
 
 _WRITERS: dict[str, Callable[[Any], Any]] = {
     "json": json_grammar,
@@ -34,7 +34,7 @@ def _answer(line: str) -> dict[str, Any]:
 def main() -> None:
     """Answer the lines of the input until it ends."""
     if len(sys.argv) > 1:
-        from apiserver.structured_filler import StructuredFiller  # only a twin needs it
+        from tokentwin.apiserver.structured_filler import StructuredFiller  # only a twin needs it
 
         filler = StructuredFiller(sys.argv[1], int(sys.argv[2]))
         _WRITERS["answer"] = lambda order: filler.write(**order)

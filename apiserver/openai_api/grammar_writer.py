@@ -12,8 +12,8 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from typing import Any
 
-from apiserver.openai_api.refusal import Refusal
-from serving.errors import UserError
+from tokentwin.apiserver.openai_api.refusal import Refusal
+from tokentwin.serving.errors import UserError
 
 _LONGEST = 1 << 26  # bytes in a line between the processes
 _KEPT = 64  # number of grammars that are kept for requests with the same constraint
@@ -48,7 +48,7 @@ class GrammarWriter:
         self._kept: dict[str, str] = {}
 
     async def write(self, asked: str) -> str:
-        """Return the grammar of a constraint `as_text`, for `realengine.grammar`; empty for any text.
+        """Return the grammar of a constraint `as_text`, for `tokentwin.realengine.grammar`; empty for any text.
 
         Raises UserError if the constraint is not supported, or takes too long, and Refusal if too many wait.
         """
@@ -95,7 +95,7 @@ class GrammarWriter:
                 command = [
                     sys.executable,
                     "-m",
-                    "apiserver.openai_api.grammar_process",
+                    "tokentwin.apiserver.openai_api.grammar_process",
                     *map(str, self.tokenizer or ()),
                 ]
                 self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, limit=_LONGEST)

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, StrictBool
 
-from apiserver.messages import About
-from apiserver.openai_api.refusal import Refusal
+from tokentwin.apiserver.messages import About
+from tokentwin.apiserver.openai_api.refusal import Refusal
 
 
 class KvTransferParams(BaseModel):

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from apiserver.messages import Output
-from apiserver.openai_api.answers import AnswerDocuments, Piece, Usage
-from apiserver.openai_api.refusal import Refusal
+from tokentwin.apiserver.messages import Output
+from tokentwin.apiserver.openai_api.answers import AnswerDocuments, Piece, Usage
+from tokentwin.apiserver.openai_api.refusal import Refusal
 
 HEADER = "X-Twin-Failure"
 _FORMS = "status=429 (400 to 599), stall=2.5 (seconds), cut=20 (tokens) or broken"

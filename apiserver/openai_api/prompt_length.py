@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from apiserver.filler import Texts
-from apiserver.openai_api.refusal import Refusal
+from tokentwin.apiserver.filler import Texts
+from tokentwin.apiserver.openai_api.refusal import Refusal
 
 _FIRST = 1 << 17  # characters of the first part of a long text; each next part is twice as long
 

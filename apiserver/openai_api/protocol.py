@@ -27,11 +27,11 @@ from pydantic import (
     model_validator,
 )
 
-from apiserver.openai_api.grammar_writer import Constraint
-from apiserver.openai_api.kv_transfer import KvTransferParams
-from apiserver.openai_api.limited import Limited, at_most
-from apiserver.openai_api.structured import ResponseFormat, StructuredOutputs, schema_in
-from apiserver.openai_api.tools import Calls, NamedTool, ToolChoice, call_schema, parameters_of
+from tokentwin.apiserver.openai_api.grammar_writer import Constraint
+from tokentwin.apiserver.openai_api.kv_transfer import KvTransferParams
+from tokentwin.apiserver.openai_api.limited import Limited, at_most
+from tokentwin.apiserver.openai_api.structured import ResponseFormat, StructuredOutputs, schema_in
+from tokentwin.apiserver.openai_api.tools import Calls, NamedTool, ToolChoice, call_schema, parameters_of
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1

@@ -10,7 +10,7 @@ from aiohttp import web
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from serving.settings import remedy
+from tokentwin.serving.settings import remedy
 
 _TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError", 503: "ServiceUnavailableError"}
 _MALFORMED = "Bad Request"
@@ -88,6 +88,6 @@ def _renamed(way: list[str], names: Mapping[str, str]) -> list[str]:
 def _way(place: tuple[int | str, ...]) -> list[str]:
     """Return the path to a field as names and positions, without pydantic's names for members of unions.
 
-    Such names are types, or begin with `as ` in `apiserver.openai_api.protocol`.
+    Such names are types, or begin with `as ` in `tokentwin.apiserver.openai_api.protocol`.
     """
     return [str(part) for part in place if part != "str" and not str(part).startswith(("list[", "function-", "as "))]

@@ -8,11 +8,11 @@ from uuid import uuid4
 
 from pydantic import ConfigDict, Field, StrictBool
 
-from apiserver.openai_api.answers import ChatStyle, Piece, Usage
-from apiserver.openai_api.block_stream import BlockStream
-from apiserver.openai_api.limited import Limited, at_most
-from apiserver.openai_api.protocol import MOST_MESSAGES, MOST_TOOLS, Label, neutral
-from apiserver.openai_api.refusal import Refusal
+from tokentwin.apiserver.openai_api.answers import ChatStyle, Piece, Usage
+from tokentwin.apiserver.openai_api.block_stream import BlockStream
+from tokentwin.apiserver.openai_api.limited import Limited, at_most
+from tokentwin.apiserver.openai_api.protocol import MOST_MESSAGES, MOST_TOOLS, Label, neutral
+from tokentwin.apiserver.openai_api.refusal import Refusal
 
 _MOST_METADATA = 16
 _SAME = (

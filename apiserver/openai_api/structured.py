@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 
-from apiserver.openai_api.grammar_writer import Constraint
-from apiserver.openai_api.limited import Limited
-from realengine.grammar import ANY_OBJECT
-from serving.data_file import parse_json
+from tokentwin.apiserver.openai_api.grammar_writer import Constraint
+from tokentwin.apiserver.openai_api.limited import Limited
+from tokentwin.realengine.grammar import ANY_OBJECT
+from tokentwin.serving.data_file import parse_json
 
 _MOST_OBJECTS = 64  # braces in a text at which a schema may begin
 

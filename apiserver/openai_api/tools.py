@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any, Literal
 from uuid import uuid4
 
-from apiserver.openai_api.limited import Limited
-from apiserver.openai_api.tool_formats import CallReader, Schemas
-from realengine.grammar import ANY_OBJECT
+from tokentwin.apiserver.openai_api.limited import Limited
+from tokentwin.apiserver.openai_api.tool_formats import CallReader, Schemas
+from tokentwin.realengine.grammar import ANY_OBJECT
 
 
 class _Name(Limited):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from apiserver.messages import Add
-from apiserver.openai_api.protocol import ChatRequest, CompletionRequest
-from apiserver.openai_api.refusal import Refusal
+from tokentwin.apiserver.messages import Add
+from tokentwin.apiserver.openai_api.protocol import ChatRequest, CompletionRequest
+from tokentwin.apiserver.openai_api.refusal import Refusal
 
 BUDGET = 1 << 23
 _ANSWER = 1 << 10  # what an answer costs beside its tokens

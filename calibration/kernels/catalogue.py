@@ -17,11 +17,11 @@ from functools import cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.kernels.collectives import collectives_of
-from calibration.kernels.shapes import measured_at, operation_at
-from calibration.kernels.surfaces import KernelSurfaces, bundled, bundled_names, is_whole, read_surfaces
-from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
-from calibration.operations import (
+from tokentwin.calibration.kernels.collectives import collectives_of
+from tokentwin.calibration.kernels.shapes import measured_at, operation_at
+from tokentwin.calibration.kernels.surfaces import KernelSurfaces, bundled, bundled_names, is_whole, read_surfaces
+from tokentwin.calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
+from tokentwin.calibration.operations import (
     Collective,
     DecodeAttention,
     Elementwise,
@@ -32,8 +32,8 @@ from calibration.operations import (
     Operation,
     PrefillAttention,
 )
-from calibration.trust import TrustLevel
-from serving.deployments.gpu_spec import GpuSpec, find_gpu
+from tokentwin.calibration.trust import TrustLevel
+from tokentwin.serving.deployments.gpu_spec import GpuSpec, find_gpu
 
 _SIGMA = {  # standard error of log time by kernel, from errors for GPUs that were left out in turn
     Gemm: 0.25,

@@ -54,11 +54,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from calibration.operations import Collective, Estimate, Exchange, floor_ns
-from calibration.trust import TrustLevel
-from serving.deployments.gpu_spec import GpuSpec, find_gpu
-from serving.deployments.inter_node import InterNodeConfig
-from serving.errors import UserError
+from tokentwin.calibration.operations import Collective, Estimate, Exchange, floor_ns
+from tokentwin.calibration.trust import TrustLevel
+from tokentwin.serving.deployments.gpu_spec import GpuSpec, find_gpu
+from tokentwin.serving.deployments.inter_node import InterNodeConfig
+from tokentwin.serving.errors import UserError
 
 INTER_NODE_SIGMA = 0.4
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from calibration.operations import Estimate, Operation, floor_ns
-from calibration.trust import TrustLevel
-from serving.deployments.gpu_spec import GpuSpec
+from tokentwin.calibration.operations import Estimate, Operation, floor_ns
+from tokentwin.calibration.trust import TrustLevel
+from tokentwin.serving.deployments.gpu_spec import GpuSpec
 
 BALANCES = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 _BYTES_PER_S = 1e10  # of the order of one core; a calibration corrects it

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from calibration.operations import (
+from tokentwin.calibration.operations import (
     DecodeAttention,
     Estimate,
     Gemm,
@@ -26,9 +26,9 @@ from calibration.operations import (
     PrefillAttention,
     own_pairs,
 )
-from serving.deployments.gpu_spec import GpuSpec, find_gpu
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
+from tokentwin.serving.deployments.gpu_spec import GpuSpec, find_gpu
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
 
 _TYPES = {"bf16": "bfloat16", "fp8": "fp8"}
 _COLUMNS = ("op", "model", "dtype", "kv_dtype", "rows", "tokens", "context", "inputs", "outputs", "median_ns")

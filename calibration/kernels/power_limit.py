@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from calibration.operations import Collective, Estimate, KernelTimes, Operation
-from calibration.trust import TrustLevel
-from serving.deployments.gpu_spec import GpuSpec
-from traces.metrics.power import GpuPower
+from tokentwin.calibration.operations import Collective, Estimate, KernelTimes, Operation
+from tokentwin.calibration.trust import TrustLevel
+from tokentwin.serving.deployments.gpu_spec import GpuSpec
+from tokentwin.traces.metrics.power import GpuPower
 
 _SIGMA = 0.5  # standard error of a slowdown's logarithm, as a share of that logarithm (lab/results/energy.md)
 _SLOWER = 1.02  # factor beyond which a kernel counts as slowed down

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from calibration.kernels.structure import structure_of
-from calibration.kernels.surfaces import KernelFit, fitted
-from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
-from calibration.operations import DecodeAttention, Estimate, Experts, Gemm, Operation, PrefillAttention
-from serving.deployments.gpu_spec import GpuSpec
+from tokentwin.calibration.kernels.structure import structure_of
+from tokentwin.calibration.kernels.surfaces import KernelFit, fitted
+from tokentwin.calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
+from tokentwin.calibration.operations import DecodeAttention, Estimate, Experts, Gemm, Operation, PrefillAttention
+from tokentwin.serving.deployments.gpu_spec import GpuSpec
 
 NO_WINDOW = 2**17  # value of the window feature for shapes without a sliding window
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from calibration.operations import Estimate, Experts, Gemm, KernelTimes, Operation
-from serving.deployments.gpu_spec import GpuSpec
+from tokentwin.calibration.operations import Estimate, Experts, Gemm, KernelTimes, Operation
+from tokentwin.serving.deployments.gpu_spec import GpuSpec
 
 
 @dataclass

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibration.latent_attention import (
+from tokentwin.calibration.latent_attention import (
     DecodeIndexScores,
     HeadGemm,
     IndexScores,
@@ -21,10 +21,10 @@ from calibration.latent_attention import (
     LatentPrefill,
     SparsePrefill,
 )
-from calibration.linear_attention import LinearDecode, LinearPrefill
-from calibration.operations import DecodeAttention, Experts, Gemm, Operation, PrefillAttention, own_pairs
-from serving.deployments.gpu_spec import GpuSpec
-from serving.deployments.weight_types import DTYPE_BYTES
+from tokentwin.calibration.linear_attention import LinearDecode, LinearPrefill
+from tokentwin.calibration.operations import DecodeAttention, Experts, Gemm, Operation, PrefillAttention, own_pairs
+from tokentwin.serving.deployments.gpu_spec import GpuSpec
+from tokentwin.serving.deployments.weight_types import DTYPE_BYTES
 
 _TILES = ((128, 256), (128, 128), (64, 128), (64, 64))  # rows and columns of the output that a thread block computes
 _UNPACKING_TILES = ((16, 64), (32, 64))  # more tiles, of kernels that unpack narrow weights to 16 bits (Marlin)

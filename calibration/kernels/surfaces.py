@@ -29,12 +29,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from calibration.kernels.collectives import Collectives, collectives_of
-from calibration.kernels.structure import Efficiency, heads_as_rows, structure_of
-from calibration.operations import Collective, DecodeAttention, Elementwise, Estimate, KernelTimes, Operation, floor_ns
-from calibration.trust import TrustLevel
-from serving.deployments.gpu_spec import GpuSpec
-from serving.errors import UserError
+from tokentwin.calibration.kernels.collectives import Collectives, collectives_of
+from tokentwin.calibration.kernels.structure import Efficiency, heads_as_rows, structure_of
+from tokentwin.calibration.operations import (
+    Collective,
+    DecodeAttention,
+    Elementwise,
+    Estimate,
+    KernelTimes,
+    Operation,
+    floor_ns,
+)
+from tokentwin.calibration.trust import TrustLevel
+from tokentwin.serving.deployments.gpu_spec import GpuSpec
+from tokentwin.serving.errors import UserError
 
 Array = NDArray[np.float64]
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from serving.data_file import read_json_file
-from serving.errors import UserError, reason
-from serving.whole_file import whole_file
+from tokentwin.serving.data_file import read_json_file
+from tokentwin.serving.errors import UserError, reason
+from tokentwin.serving.whole_file import whole_file
 
 Made = TypeVar("Made")
 

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.context_parallel import DecodeExchange, PastExchange, share_of_step
-from calibration.latent_attention import DecodeIndexScores, IndexScores, LatentDecode, SparsePrefill
-from calibration.linear_attention import LinearDecode, LinearPrefill
-from calibration.operations import (
+from tokentwin.calibration.context_parallel import DecodeExchange, PastExchange, share_of_step
+from tokentwin.calibration.latent_attention import DecodeIndexScores, IndexScores, LatentDecode, SparsePrefill
+from tokentwin.calibration.linear_attention import LinearDecode, LinearPrefill
+from tokentwin.calibration.operations import (
     Collective,
     DecodeAttention,
     Elementwise,
@@ -41,16 +41,16 @@ from calibration.operations import (
     StepSizes,
     own_pairs,
 )
-from calibration.step_operations import heads_per_device, step_operations
-from calibration.steps.calibration_file import Price
-from calibration.steps.features import REGIMES, regimes
-from serving.cost_model import DECODE_BUCKETS
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import GpuSpec
-from serving.deployments.kv_layout import kv_dtype
-from serving.deployments.model_spec import ModelSpec
-from serving.deployments.weight_types import DTYPE_BYTES
-from serving.errors import UserError
+from tokentwin.calibration.step_operations import heads_per_device, step_operations
+from tokentwin.calibration.steps.calibration_file import Price
+from tokentwin.calibration.steps.features import REGIMES, regimes
+from tokentwin.serving.cost_model import DECODE_BUCKETS
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import GpuSpec
+from tokentwin.serving.deployments.kv_layout import kv_dtype
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.deployments.weight_types import DTYPE_BYTES
+from tokentwin.serving.errors import UserError
 
 PARTS = {
     "weights": "GEMMs as long as they only read weights",

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, cycle, repeat
 
-from serving.deployments.config import SchedulerConfig
-from serving.workload import Workload
-from traces.synth import parse_spec, synthesise
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.synth import parse_spec, synthesise
 
 _SEED = 7_919_000
 _NEW_TOKENS = 16  # mean output length, too short for much repetition

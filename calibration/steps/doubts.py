@@ -16,14 +16,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.steps.calibration_file import Price
-from calibration.steps.correction import WEIGHTS
-from calibration.steps.evidence import PLACE, Evidence, Origin
-from calibration.steps.operation_cost import HostTimes
-from serving.deployments.config import Deployment
-from serving.deployments.engines import EngineName
-from serving.deployments.inter_node import expert_group, tensor_group
-from serving.deployments.model_spec import ModelSpec
+from tokentwin.calibration.steps.calibration_file import Price
+from tokentwin.calibration.steps.correction import WEIGHTS
+from tokentwin.calibration.steps.evidence import PLACE, Evidence, Origin
+from tokentwin.calibration.steps.operation_cost import HostTimes
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.engines import EngineName
+from tokentwin.serving.deployments.inter_node import expert_group, tensor_group
+from tokentwin.serving.deployments.model_spec import ModelSpec
 
 Floats = NDArray[np.float64]
 

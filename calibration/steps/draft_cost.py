@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.operations import Operation, StepSizes
-from serving.cost_model import CostModel
-from serving.errors import UserError
-from serving.speculative import SpeculativeConfig
-from serving.step_plan import StepPlan
+from tokentwin.calibration.operations import Operation, StepSizes
+from tokentwin.serving.cost_model import CostModel
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.speculative import SpeculativeConfig
+from tokentwin.serving.step_plan import StepPlan
 
 
 class DraftCost(Protocol):

@@ -22,14 +22,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.steps.correction import COMPUTE, WEIGHTS, Correction
-from calibration.steps.interval import REACH
-from calibration.steps.launches import FITTED, LaunchCost
-from calibration.steps.operation_cost import HostTimes
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import GpuSpec
-from serving.deployments.model_spec import ModelSpec
-from serving.deployments.weight_types import narrowest_dtype, stored
+from tokentwin.calibration.steps.correction import COMPUTE, WEIGHTS, Correction
+from tokentwin.calibration.steps.interval import REACH
+from tokentwin.calibration.steps.launches import FITTED, LaunchCost
+from tokentwin.calibration.steps.operation_cost import HostTimes
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import GpuSpec
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.deployments.weight_types import narrowest_dtype, stored
 
 Floats = NDArray[np.float64]
 

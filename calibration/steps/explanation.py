@@ -14,20 +14,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.context_parallel import share_of_step
-from calibration.operations import Operation, StepSizes, bound_by, floor_ns
-from calibration.step_operations import heads_per_device, step_operations
-from calibration.steps.correction import PROMPT_PARTS, never_slower, parts_of
-from calibration.steps.interval import REACH, Factors, widened
-from calibration.steps.launches import outside_graphs
-from calibration.steps.operation_cost import WAITING, OperationCost
-from calibration.steps.step_trust import stacked, step_trust
-from calibration.trust import Trust, TrustLevel
-from serving.deployments.config import Deployment
-from serving.deployments.engines import captured_tokens
-from serving.deployments.kv_layout import kv_dtype
-from serving.deployments.model_spec import ModelSpec
-from serving.deployments.weight_types import DTYPE_BYTES
+from tokentwin.calibration.context_parallel import share_of_step
+from tokentwin.calibration.operations import Operation, StepSizes, bound_by, floor_ns
+from tokentwin.calibration.step_operations import heads_per_device, step_operations
+from tokentwin.calibration.steps.correction import PROMPT_PARTS, never_slower, parts_of
+from tokentwin.calibration.steps.interval import REACH, Factors, widened
+from tokentwin.calibration.steps.launches import outside_graphs
+from tokentwin.calibration.steps.operation_cost import WAITING, OperationCost
+from tokentwin.calibration.steps.step_trust import stacked, step_trust
+from tokentwin.calibration.trust import Trust, TrustLevel
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.engines import captured_tokens
+from tokentwin.serving.deployments.kv_layout import kv_dtype
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.deployments.weight_types import DTYPE_BYTES
 
 
 @dataclass(frozen=True)

@@ -20,16 +20,23 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict
 
-from calibration.kernels.catalogue import load_kernels
-from calibration.kernels.collectives import COLLECTIVES
-from calibration.kernels.power_limit import limited
-from calibration.kernels.sixteen_bits import SixteenBitKernels
-from calibration.kernels.surfaces import bundled, bundled_names
-from calibration.operations import KernelTimes, StepSizes
-from calibration.steps.calibration_file import Price, checked, read, save
-from calibration.steps.correction import ADDED, FACTORS, Correction, step_parts, wider_types
-from calibration.steps.doubts import Doubt, doubts, host_of_release, measured_types, priced_wider, untaught_types
-from calibration.steps.evidence import (
+from tokentwin.calibration.kernels.catalogue import load_kernels
+from tokentwin.calibration.kernels.collectives import COLLECTIVES
+from tokentwin.calibration.kernels.power_limit import limited
+from tokentwin.calibration.kernels.sixteen_bits import SixteenBitKernels
+from tokentwin.calibration.kernels.surfaces import bundled, bundled_names
+from tokentwin.calibration.operations import KernelTimes, StepSizes
+from tokentwin.calibration.steps.calibration_file import Price, checked, read, save
+from tokentwin.calibration.steps.correction import ADDED, FACTORS, Correction, step_parts, wider_types
+from tokentwin.calibration.steps.doubts import (
+    Doubt,
+    doubts,
+    host_of_release,
+    measured_types,
+    priced_wider,
+    untaught_types,
+)
+from tokentwin.calibration.steps.evidence import (
     NUMBERS,
     PARTS,
     PLACE,
@@ -42,19 +49,19 @@ from calibration.steps.evidence import (
     own_missed_bytes,
     own_origin,
 )
-from calibration.steps.interval import REACH, Factors, StepInterval, factors_of, widened
-from calibration.steps.launches import UNKNOWN, LaunchCost, outside_graphs
-from calibration.steps.measured_runs import FILE as MEASURED_FILE
-from calibration.steps.measured_runs import MeasuredRuns
-from calibration.steps.operation_cost import HostTimes, OperationCost
-from calibration.steps.pipeline_cost import PipelineCost
-from serving.deployments.config import Deployment, parse
-from serving.deployments.engines import captured_tokens
-from serving.deployments.gpu_spec import GpuSpec, find_gpu, gpus
-from serving.deployments.model_catalogue import find_model
-from serving.deployments.model_spec import ModelSpec
-from serving.deployments.weight_types import check_heads, narrowest_dtype
-from serving.errors import UserError
+from tokentwin.calibration.steps.interval import REACH, Factors, StepInterval, factors_of, widened
+from tokentwin.calibration.steps.launches import UNKNOWN, LaunchCost, outside_graphs
+from tokentwin.calibration.steps.measured_runs import FILE as MEASURED_FILE
+from tokentwin.calibration.steps.measured_runs import MeasuredRuns
+from tokentwin.calibration.steps.operation_cost import HostTimes, OperationCost
+from tokentwin.calibration.steps.pipeline_cost import PipelineCost
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.deployments.engines import captured_tokens
+from tokentwin.serving.deployments.gpu_spec import GpuSpec, find_gpu, gpus
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.deployments.weight_types import check_heads, narrowest_dtype
+from tokentwin.serving.errors import UserError
 
 FILE = "engine.json"
 _FORMAT = 2

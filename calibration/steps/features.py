@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from calibration.operations import StepSizes
-from serving.cost_model import padded, padded_tokens
-from serving.deployments.config import Deployment
-from serving.errors import UserError
-from serving.step_plan import AGGREGATES, StepPlan
-from traces.tables import has_value, numbers
+from tokentwin.calibration.operations import StepSizes
+from tokentwin.serving.cost_model import padded, padded_tokens
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.step_plan import AGGREGATES, StepPlan
+from tokentwin.traces.tables import has_value, numbers
 
 Floats = NDArray[np.float64]
 

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from calibration.steps.features import (
+from tokentwin.calibration.steps.features import (
     CPU_FEATURES,
     DRAFTING,
     REGIMES,
@@ -32,13 +32,13 @@ from calibration.steps.features import (
     Floats,
     MeasuredSteps,
 )
-from calibration.steps.launches import UNKNOWN, LaunchCost
-from calibration.steps.machine_slowdown import MachineSlowdown
-from calibration.steps.step_cost import Calibration, Residuals
-from calibration.steps.surface_fit import SurfaceFeatures, best_balance
-from calibration.steps.surfaces import Surfaces, surface_ns
-from serving.errors import UserError
-from traces.tables import percentiles
+from tokentwin.calibration.steps.launches import UNKNOWN, LaunchCost
+from tokentwin.calibration.steps.machine_slowdown import MachineSlowdown
+from tokentwin.calibration.steps.step_cost import Calibration, Residuals
+from tokentwin.calibration.steps.surface_fit import SurfaceFeatures, best_balance
+from tokentwin.calibration.steps.surfaces import Surfaces, surface_ns
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.tables import percentiles
 
 _STRETCH = 20  # number of successive steps that are held out together, because neighbours are alike
 _HELD_OUT = 5  # one stretch in this number is held out

@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from serving.answers.figures import shown_band
+from tokentwin.serving.answers.figures import shown_band
 
 Factors = tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(ge=1, lt=1e3)]]
 

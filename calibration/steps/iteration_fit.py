@@ -19,16 +19,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import csv
 
-from calibration.operations import KernelTimes, StepSizes
-from calibration.steps.correction import Correction, fit_correction, step_parts
-from calibration.steps.external_calibration import ExternalCalibration
-from calibration.steps.features import REGIMES, regimes
-from calibration.steps.interval import REACH
-from calibration.steps.operation_cost import HostTimes
-from serving.deployments.config import Deployment
-from serving.deployments.model_spec import ModelSpec
-from serving.errors import UserError
-from serving.settings import Settings
+from tokentwin.calibration.operations import KernelTimes, StepSizes
+from tokentwin.calibration.steps.correction import Correction, fit_correction, step_parts
+from tokentwin.calibration.steps.external_calibration import ExternalCalibration
+from tokentwin.calibration.steps.features import REGIMES, regimes
+from tokentwin.calibration.steps.interval import REACH
+from tokentwin.calibration.steps.operation_cost import HostTimes
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.settings import Settings
 
 _COLUMNS = (
     "sum_prefill_tokens",

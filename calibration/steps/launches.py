@@ -16,18 +16,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from calibration.latent_attention import LatentDecode, SparsePrefill
-from calibration.linear_attention import LinearDecode, LinearPrefill
-from calibration.operations import DecodeAttention, Operation, PrefillAttention, StepSizes
-from calibration.step_operations import step_operations
-from calibration.steps.calibration_file import Price
-from calibration.steps.features import recorded_sizes
-from serving.deployments.config import Deployment
-from serving.deployments.engines import captures_prompts
-from serving.deployments.model_catalogue import find_model
-from serving.deployments.model_spec import ModelSpec
-from serving.errors import UserError
-from traces.tables import has_value, numbers
+from tokentwin.calibration.latent_attention import LatentDecode, SparsePrefill
+from tokentwin.calibration.linear_attention import LinearDecode, LinearPrefill
+from tokentwin.calibration.operations import DecodeAttention, Operation, PrefillAttention, StepSizes
+from tokentwin.calibration.step_operations import step_operations
+from tokentwin.calibration.steps.calibration_file import Price
+from tokentwin.calibration.steps.features import recorded_sizes
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.engines import captures_prompts
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.tables import has_value, numbers
 
 _ATTENTION = (PrefillAttention, DecodeAttention, LinearPrefill, LinearDecode, LatentDecode, SparsePrefill)
 _FEW_TOKENS = 64  # maximum number of tokens in a step that may be limited by its launches

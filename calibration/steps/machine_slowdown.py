@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibration.steps.features import Floats, MeasuredSteps, sums_around
-from calibration.steps.interval import REACH
-from serving.answers.figures import shown_percent, shown_share
+from tokentwin.calibration.steps.features import Floats, MeasuredSteps, sums_around
+from tokentwin.calibration.steps.interval import REACH
+from tokentwin.serving.answers.figures import shown_percent, shown_share
 
 _STRETCH = 10  # number of successive steps whose errors are sampled together
 _NEIGHBOURS = 5  # number of steps on each side from which the share of other processes is computed

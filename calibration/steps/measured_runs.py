@@ -17,11 +17,11 @@ from typing import Any
 
 from pydantic import ConfigDict
 
-from calibration.steps.calibration_file import checked, read, save
-from calibration.steps.evidence import Evidence, Taught, bundled_evidence
-from serving.answers.report import BAND, CHANGE, METRIC, NUMBER, Column, Line, Table
-from serving.deployments.config import Deployment, parse
-from serving.errors import UserError
+from tokentwin.calibration.steps.calibration_file import checked, read, save
+from tokentwin.calibration.steps.evidence import Evidence, Taught, bundled_evidence
+from tokentwin.serving.answers.report import BAND, CHANGE, METRIC, NUMBER, Column, Line, Table
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.errors import UserError
 
 FILE = "measured.json"
 _FORMAT = 1

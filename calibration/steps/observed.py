@@ -14,14 +14,14 @@ from typing import Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration import adapter_fit, vision_tower
-from calibration.operations import StepSizes, own_pairs
-from calibration.steps.features import REGIMES, feature_rows, regimes
-from calibration.steps.interval import REACH, StepInterval, factor_at, widened
-from calibration.steps.operation_cost import OperationCost
-from calibration.steps.pipeline_cost import PipelineCost
-from calibration.steps.step_cost import StepCost
-from calibration.steps.step_trust import (
+from tokentwin.calibration import adapter_fit, vision_tower
+from tokentwin.calibration.operations import StepSizes, own_pairs
+from tokentwin.calibration.steps.features import REGIMES, feature_rows, regimes
+from tokentwin.calibration.steps.interval import REACH, StepInterval, factor_at, widened
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.calibration.steps.pipeline_cost import PipelineCost
+from tokentwin.calibration.steps.step_cost import StepCost
+from tokentwin.calibration.steps.step_trust import (
     NEGLIGIBLE_STEPS,
     beyond,
     interval_of,
@@ -30,11 +30,11 @@ from calibration.steps.step_trust import (
     step_trust,
     worst_trust,
 )
-from calibration.trust import EXTRAPOLATED, INTERPOLATED, UNKNOWN, VALIDATED, Trust, TrustLevel
-from serving.answers.figures import shown_share
-from serving.cost_model import CostModel
-from serving.step_plan import AGGREGATES, StepPlan, aggregates_of
-from serving.user_code.own_cost import OwnCost
+from tokentwin.calibration.trust import EXTRAPOLATED, INTERPOLATED, UNKNOWN, VALIDATED, Trust, TrustLevel
+from tokentwin.serving.answers.figures import shown_share
+from tokentwin.serving.cost_model import CostModel
+from tokentwin.serving.step_plan import AGGREGATES, StepPlan, aggregates_of
+from tokentwin.serving.user_code.own_cost import OwnCost
 
 _BLOCK = 4096 * len(AGGREGATES)
 

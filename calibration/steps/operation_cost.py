@@ -16,25 +16,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.adapter_fit import fitted_times
-from calibration.kernels.collectives import rate_between_nodes
-from calibration.logit_changes import SCORED_AT_A_TIME, changing_operations, scoring_operations
-from calibration.operations import Collective, KernelTimes, Operation, StepSizes
-from calibration.step_operations import step_operations
-from calibration.steps.calibration_file import Price
-from calibration.steps.correction import Correction, parts_of, step_parts
-from calibration.steps.draft_cost import DraftCost, ModelDraft, StatedDraft
-from calibration.steps.interval import SURE, StepInterval
-from calibration.steps.launches import UNKNOWN, LaunchCost, LaunchingPs, launching_ps, outside_graphs
-from calibration.steps.shared_prefix import read_once, readable_prefix
-from calibration.vision_tower import tower_times
-from serving.cost_model import MASK_NS, decode_plans, padded
-from serving.deployments.config import Deployment
-from serving.deployments.engines import captured_tokens
-from serving.deployments.model_catalogue import find_model
-from serving.deployments.model_spec import ModelSpec, check_vocabulary, draft_module, module_deployment
-from serving.step_plan import StepPlan
-from serving.step_prices import Cell, DecodeRows, PromptCells, StepPrices
+from tokentwin.calibration.adapter_fit import fitted_times
+from tokentwin.calibration.kernels.collectives import rate_between_nodes
+from tokentwin.calibration.logit_changes import SCORED_AT_A_TIME, changing_operations, scoring_operations
+from tokentwin.calibration.operations import Collective, KernelTimes, Operation, StepSizes
+from tokentwin.calibration.step_operations import step_operations
+from tokentwin.calibration.steps.calibration_file import Price
+from tokentwin.calibration.steps.correction import Correction, parts_of, step_parts
+from tokentwin.calibration.steps.draft_cost import DraftCost, ModelDraft, StatedDraft
+from tokentwin.calibration.steps.interval import SURE, StepInterval
+from tokentwin.calibration.steps.launches import UNKNOWN, LaunchCost, LaunchingPs, launching_ps, outside_graphs
+from tokentwin.calibration.steps.shared_prefix import read_once, readable_prefix
+from tokentwin.calibration.vision_tower import tower_times
+from tokentwin.serving.cost_model import MASK_NS, decode_plans, padded
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.engines import captured_tokens
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.deployments.model_spec import ModelSpec, check_vocabulary, draft_module, module_deployment
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.step_prices import Cell, DecodeRows, PromptCells, StepPrices
 
 _GRAPH_TOKENS = 512  # steps with up to this number of tokens run as CUDA graphs, padded to a bucket
 _DECODE_PARTS = ("decode attention",)

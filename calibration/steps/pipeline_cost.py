@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.operations import StepSizes
-from calibration.step_operations import stage_transfer
-from calibration.steps.correction import parts_of
-from calibration.steps.operation_cost import OperationCost
-from serving.cost_model import decode_plans
-from serving.deployments.inter_node import hops_between_nodes, of_stage
-from serving.deployments.model_spec import stage_models
-from serving.step_plan import StepPlan
+from tokentwin.calibration.operations import StepSizes
+from tokentwin.calibration.step_operations import stage_transfer
+from tokentwin.calibration.steps.correction import parts_of
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.serving.cost_model import decode_plans
+from tokentwin.serving.deployments.inter_node import hops_between_nodes, of_stage
+from tokentwin.serving.deployments.model_spec import stage_models
+from tokentwin.serving.step_plan import StepPlan
 
 
 class PipelineCost(OperationCost):

@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from calibration.operations import StepSizes
-from calibration.step_operations import step_operations
-from calibration.steps.explanation import ExplainedOperation, explained
-from calibration.steps.features import REGIMES, recorded_sizes, regimes
-from calibration.steps.operation_cost import OperationCost
-from calibration.steps.step_trust import NEGLIGIBLE
-from serving.step_plan import AGGREGATES
-from traces.tables import numbers
+from tokentwin.calibration.operations import StepSizes
+from tokentwin.calibration.step_operations import step_operations
+from tokentwin.calibration.steps.explanation import ExplainedOperation, explained
+from tokentwin.calibration.steps.features import REGIMES, recorded_sizes, regimes
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.calibration.steps.step_trust import NEGLIGIBLE
+from tokentwin.serving.step_plan import AGGREGATES
+from tokentwin.traces.tables import numbers
 
 SAMPLE = 600  # maximum number of sampled steps per regime; shares are then accurate to 1 or 2 percentage points
 PREDICTED_COLUMNS = ("start_ns", "end_ns", *AGGREGATES)

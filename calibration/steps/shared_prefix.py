@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from calibration.step_operations import heads_per_device
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import GpuSpec
-from serving.deployments.model_spec import ModelSpec
+from tokentwin.calibration.step_operations import heads_per_device
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import GpuSpec
+from tokentwin.serving.deployments.model_spec import ModelSpec
 
 _ON_DEMAND_SINCE = (0, 18)
 _BACKEND_OF = ("Ampere", "Ada", "Hopper")  # generations on which FlashAttention is vLLM's default backend

@@ -15,9 +15,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from calibration.step_operations import step_operations
-from calibration.steps.calibration_file import checked, read, save
-from calibration.steps.features import (
+from tokentwin.calibration.step_operations import step_operations
+from tokentwin.calibration.steps.calibration_file import checked, read, save
+from tokentwin.calibration.steps.features import (
     ADAPTER_CPU_FEATURES,
     ADAPTER_FEATURES,
     CPU_FEATURES,
@@ -31,17 +31,17 @@ from calibration.steps.features import (
     step_features,
     token_features,
 )
-from calibration.steps.interval import Factors
-from calibration.steps.launches import UNKNOWN, LaunchCost, launches, launching_ps
-from calibration.steps.machine_slowdown import MachineSlowdown
-from calibration.steps.surfaces import SurfaceCost, Surfaces
-from serving.adapter_times import AdapterTimes
-from serving.cost_model import MASK_NS, padded
-from serving.deployments.config import Deployment, parse
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
-from serving.step_plan import StepPlan
-from serving.step_prices import DecodeRun
+from tokentwin.calibration.steps.interval import Factors
+from tokentwin.calibration.steps.launches import UNKNOWN, LaunchCost, launches, launching_ps
+from tokentwin.calibration.steps.machine_slowdown import MachineSlowdown
+from tokentwin.calibration.steps.surfaces import SurfaceCost, Surfaces
+from tokentwin.serving.adapter_times import AdapterTimes
+from tokentwin.serving.cost_model import MASK_NS, padded
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.step_prices import DecodeRun
 
 FILE = "calibration.json"
 _FORMAT = 2

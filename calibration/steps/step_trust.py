@@ -17,17 +17,17 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from calibration.operations import StepSizes
-from calibration.steps.correction import domain_amounts, never_slower
-from calibration.steps.features import REGIMES, Floats, recorded_sizes
-from calibration.steps.interval import REACH, StepInterval, widened
-from calibration.steps.launches import FITTED
-from calibration.steps.operation_cost import WAITING, OperationCost
-from calibration.steps.step_cost import Calibration
-from calibration.trust import EXTRAPOLATED, UNKNOWN, VALIDATED, Trust, TrustLevel
-from serving.answers.figures import shown_share
-from serving.step_plan import AGGREGATES
-from traces.recording import Recording
+from tokentwin.calibration.operations import StepSizes
+from tokentwin.calibration.steps.correction import domain_amounts, never_slower
+from tokentwin.calibration.steps.features import REGIMES, Floats, recorded_sizes
+from tokentwin.calibration.steps.interval import REACH, StepInterval, widened
+from tokentwin.calibration.steps.launches import FITTED
+from tokentwin.calibration.steps.operation_cost import WAITING, OperationCost
+from tokentwin.calibration.steps.step_cost import Calibration
+from tokentwin.calibration.trust import EXTRAPOLATED, UNKNOWN, VALIDATED, Trust, TrustLevel
+from tokentwin.serving.answers.figures import shown_share
+from tokentwin.serving.step_plan import AGGREGATES
+from tokentwin.traces.recording import Recording
 
 
 def beyond(calibration: Calibration, features: Floats, regime: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -1,10 +1,10 @@
 """The fit of corrected surfaces to the measured steps of our own engine.
 
-The unknowns are the factors and times of `calibration.steps.correction`, and the factor of eager steps. They are fitted
-by non-negative least squares on relative errors, as linear prices are, with the same weight for each kind of step as in
-`fit_correction`, and pulled towards the kernels' own times, so that a part which never occurs keeps them. A slow
-machine slows what reads memory and what computes by two exponents of its speed: a GPU that lowers its clock computes
-more slowly, and reads as fast as before.
+The unknowns are the factors and times of `tokentwin.calibration.steps.correction`, and the factor of eager steps. They
+are fitted by non-negative least squares on relative errors, as linear prices are, with the same weight for each kind of
+step as in `fit_correction`, and pulled towards the kernels' own times, so that a part which never occurs keeps them. A
+slow machine slows what reads memory and what computes by two exponents of its speed: a GPU that lowers its clock
+computes more slowly, and reads as fast as before.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.kernels.cpu_roofline import BALANCES
-from calibration.kernels.own_kernels import KernelRatio, kernel_ratios
-from calibration.steps.correction import (
+from tokentwin.calibration.kernels.cpu_roofline import BALANCES
+from tokentwin.calibration.kernels.own_kernels import KernelRatio, kernel_ratios
+from tokentwin.calibration.steps.correction import (
     ADDED,
     ADDED_PRIOR_NS,
     COMPUTE,
@@ -33,9 +33,9 @@ from calibration.steps.correction import (
     correction_columns,
     domain_amounts,
 )
-from calibration.steps.features import Floats, MeasuredSteps, pads_mixed_steps
-from calibration.steps.machine_slowdown import MachineSlowdown
-from calibration.steps.surfaces import (
+from tokentwin.calibration.steps.features import Floats, MeasuredSteps, pads_mixed_steps
+from tokentwin.calibration.steps.machine_slowdown import MachineSlowdown
+from tokentwin.calibration.steps.surfaces import (
     CPU,
     LINE,
     Surfaces,
@@ -45,11 +45,11 @@ from calibration.steps.surfaces import (
     measured_parts,
     run_tokens,
 )
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.model_catalogue import find_model
-from serving.deployments.model_spec import ModelSpec
-from serving.errors import UserError
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.errors import UserError
 
 _ROUNDS = 6
 _HUBER = 3.0  # residuals beyond this many robust standard deviations weigh less

@@ -2,9 +2,9 @@
 
 A GPU's step is the larger of reading weights and of computing, so it is no line in its tokens. Here its shape comes
 from kernel times: of the engine's own kernels where they were measured, of the bundled surfaces of its GPU elsewhere,
-and on a CPU of the roofline. Measured steps teach a factor for each part (`calibration.steps.correction`; prompts'
-attention to their own chunk and to their past are two parts), times per step, row and prompt, and a factor for steps
-beyond the CUDA graphs, which run eagerly.
+and on a CPU of the roofline. Measured steps teach a factor for each part (`tokentwin.calibration.steps.correction`;
+prompts' attention to their own chunk and to their past are two parts), times per step, row and prompt, and a factor for
+steps beyond the CUDA graphs, which run eagerly.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.kernels.cpu_roofline import CpuRoofline
-from calibration.kernels.own_kernels import KernelRatio, OwnKernels
-from calibration.operations import KernelTimes, StepSizes
-from calibration.steps.calibration_file import Price
-from calibration.steps.correction import ADDED, Correction, added_amounts, correction_columns, step_parts
-from calibration.steps.operation_cost import OperationCost, Tables
-from serving.cost_model import TOKEN_BUCKETS, padded, padded_tokens
-from serving.deployments.config import Deployment
-from serving.deployments.model_spec import ModelSpec
-from serving.step_plan import StepPlan
-from serving.step_prices import PromptCells, StepPrices
+from tokentwin.calibration.kernels.cpu_roofline import CpuRoofline
+from tokentwin.calibration.kernels.own_kernels import KernelRatio, OwnKernels
+from tokentwin.calibration.operations import KernelTimes, StepSizes
+from tokentwin.calibration.steps.calibration_file import Price
+from tokentwin.calibration.steps.correction import ADDED, Correction, added_amounts, correction_columns, step_parts
+from tokentwin.calibration.steps.operation_cost import OperationCost, Tables
+from tokentwin.serving.cost_model import TOKEN_BUCKETS, padded, padded_tokens
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.step_prices import PromptCells, StepPrices
 
 _OF_ATTENTION = ("decode attention", "prompt attention", "past attention")
 CPU = "cpu"
@@ -80,7 +80,7 @@ class Surfaces:
 
 def kernels_of(gpu: str, balance: float, own: Iterable[KernelRatio] = ()) -> KernelTimes:
     """Return kernel times of a catalogued GPU, with the engine's `own` ratios, or of a CPU with this balance."""
-    from calibration.steps.external_calibration import kernels  # it imports scipy, which is slow
+    from tokentwin.calibration.steps.external_calibration import kernels  # it imports scipy, which is slow
 
     return CpuRoofline(balance) if gpu == CPU else OwnKernels(kernels(gpu), own)
 

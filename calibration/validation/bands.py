@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
-from serving.cost_model import CostModel
-from serving.deployments.config import Deployment
-from serving.deployments.fleet import FleetConfig
-from serving.workload import Workload
-from sim.cluster import Cluster
-from sim.fleet import PricedPool
-from sim.router import Router
-from sim.run_log import TableSink
-from traces.metrics.run_metrics import RunMetrics
-from traces.tables import Distribution
+from tokentwin.serving.cost_model import CostModel
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.fleet import FleetConfig
+from tokentwin.serving.workload import Workload
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.fleet import PricedPool
+from tokentwin.sim.router import Router
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.tables import Distribution
 
 BAND_STATS = ("mean", "p50", "p90", "p95", "p99")
 Band = tuple[float, float]
@@ -37,7 +37,7 @@ def run_metrics(
 ) -> RunMetrics:
     """Simulate a run and return its metrics; its recording is not kept.
 
-    See `sim.cluster.Cluster` for the arguments.
+    See `tokentwin.sim.cluster.Cluster` for the arguments.
     """
     sink = TableSink()
     Cluster(

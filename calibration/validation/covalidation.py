@@ -21,18 +21,23 @@ from statistics import mean
 
 import pyarrow.parquet as pq
 
-from calibration.acceptance import as_accepted, with_drafts
-from calibration.kv_link import as_linked
-from calibration.steps.features import MeasuredSteps
-from calibration.steps.fit import predict, residuals, step_residuals_table
-from calibration.steps.observed import ObservedPrices
-from calibration.steps.step_cost import Calibration, StepCost
-from calibration.validation.bands import Band, bands, run_metrics
-from calibration.validation.decision_replay import DecisionReplay, recorded_deployment, replay_decisions, worst
-from calibration.validation.disturbance import calibrated_deployment, disturbance
-from calibration.validation.expert_balance import expert_balance
-from calibration.validation.known_speed import KnownSpeedRun, at_known_speed, machine_slowdown
-from calibration.validation.report import (
+from tokentwin.calibration.acceptance import as_accepted, with_drafts
+from tokentwin.calibration.kv_link import as_linked
+from tokentwin.calibration.steps.features import MeasuredSteps
+from tokentwin.calibration.steps.fit import predict, residuals, step_residuals_table
+from tokentwin.calibration.steps.observed import ObservedPrices
+from tokentwin.calibration.steps.step_cost import Calibration, StepCost
+from tokentwin.calibration.validation.bands import Band, bands, run_metrics
+from tokentwin.calibration.validation.decision_replay import (
+    DecisionReplay,
+    recorded_deployment,
+    replay_decisions,
+    worst,
+)
+from tokentwin.calibration.validation.disturbance import calibrated_deployment, disturbance
+from tokentwin.calibration.validation.expert_balance import expert_balance
+from tokentwin.calibration.validation.known_speed import KnownSpeedRun, at_known_speed, machine_slowdown
+from tokentwin.calibration.validation.report import (
     REPORT,
     RESIDUALS,
     Recordings,
@@ -43,12 +48,12 @@ from calibration.validation.report import (
     StepRung,
     ValidationReport,
 )
-from serving.answers.figures import shown_change, shown_percent
-from serving.errors import UserError
-from serving.whole_file import whole_file
-from sim.cluster import simulate_to
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
+from tokentwin.serving.answers.figures import shown_change, shown_percent
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.whole_file import whole_file
+from tokentwin.sim.cluster import simulate_to
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 STATISTICS = ("mean", "p50", "p90", "p99")

@@ -25,22 +25,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from calibration.acceptance import DRAFT_COLUMNS, RecordedAcceptance
-from serving.adapter_times import FREE
-from serving.deployments.config import Deployment, parse
-from serving.errors import UserError
-from serving.policies.drafts import judge_drafts
-from serving.request import Request
-from serving.step_plan import StepPlan
-from serving.workload import STOPPED, Workload, with_session_ends
-from sim.clock import FLEET, TRANSFER_ENDS, Alarm, VirtualClock
-from sim.cluster import Cluster
-from sim.kv_tiers import TieredKv
-from sim.replica import Replica
-from sim.routed_replica import RoutedReplica
-from sim.router import ReplicaSet, find_router
-from sim.run_log import RunLog, TableSink
-from traces.recording import Recording
+from tokentwin.calibration.acceptance import DRAFT_COLUMNS, RecordedAcceptance
+from tokentwin.serving.adapter_times import FREE
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.policies.drafts import judge_drafts
+from tokentwin.serving.request import Request
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import STOPPED, Workload, with_session_ends
+from tokentwin.sim.clock import FLEET, TRANSFER_ENDS, Alarm, VirtualClock
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.kv_tiers import TieredKv
+from tokentwin.sim.replica import Replica
+from tokentwin.sim.routed_replica import RoutedReplica
+from tokentwin.sim.router import ReplicaSet, find_router
+from tokentwin.sim.run_log import RunLog, TableSink
+from tokentwin.traces.recording import Recording
 
 _UNUSED_NS = 10**9  # delay after the last plan of transfers without a recorded end; no decision depends on them
 

@@ -13,16 +13,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, cast
 
-from calibration.steps.features import MeasuredSteps
-from calibration.steps.fit import predict
-from calibration.steps.machine_slowdown import MachineSlowdown
-from calibration.steps.step_cost import Calibration
-from calibration.validation.decision_replay import recorded_deployment
-from calibration.validation.known_speed import machine_slowdown
-from serving.answers.figures import shown_band, shown_percent, shown_share
-from serving.canary import CALM_DRIFT, canary_rows
-from serving.deployments.config import Deployment, parse
-from traces.recording import Recording, notes_of
+from tokentwin.calibration.steps.features import MeasuredSteps
+from tokentwin.calibration.steps.fit import predict
+from tokentwin.calibration.steps.machine_slowdown import MachineSlowdown
+from tokentwin.calibration.steps.step_cost import Calibration
+from tokentwin.calibration.validation.decision_replay import recorded_deployment
+from tokentwin.calibration.validation.known_speed import machine_slowdown
+from tokentwin.serving.answers.figures import shown_band, shown_percent, shown_share
+from tokentwin.serving.canary import CALM_DRIFT, canary_rows
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.traces.recording import Recording, notes_of
 
 _SLOW = 1.25  # ratio of measured to predicted time above which a step was disturbed
 _SLOW_SHARE = 0.03  # share of such steps above which the runs count as disturbed

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from calibration.trust import EXTRAPOLATED, UNKNOWN, VALIDATED, Trust, trust_in_run
-from calibration.validation.report import REPORT, ValidationReport, load_report, resolve
-from serving.answers.figures import shown_change, shown_percent, shown_share
-from serving.errors import UserError
-from serving.metrics import label_of
-from traces.recording import Recording
+from tokentwin.calibration.trust import EXTRAPOLATED, UNKNOWN, VALIDATED, Trust, trust_in_run
+from tokentwin.calibration.validation.report import REPORT, ValidationReport, load_report, resolve
+from tokentwin.serving.answers.figures import shown_change, shown_percent, shown_share
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.metrics import label_of
+from tokentwin.traces.recording import Recording
 
 NEGLIGIBLE = 0.01  # share of steps outside the measured range that does not change the trust in a run
 MOST_MEDIAN_PCT = 10.0  # largest error of a median at which a prediction counts as validated

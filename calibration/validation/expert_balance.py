@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.expert_routing import experts_touched, random_imbalance
-from calibration.validation.report import DeviceLoad, ExpertBalance
-from serving.step_plan import AGGREGATES
-from traces.recording import Recording, notes_of
+from tokentwin.calibration.expert_routing import experts_touched, random_imbalance
+from tokentwin.calibration.validation.report import DeviceLoad, ExpertBalance
+from tokentwin.serving.step_plan import AGGREGATES
+from tokentwin.traces.recording import Recording, notes_of
 
 _TOKENS = ("prefill_tokens", "decode_rows", "draft_tokens")
 assert set(_TOKENS) <= set(AGGREGATES)

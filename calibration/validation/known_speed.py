@@ -1,7 +1,7 @@
 """Simulations that know the machine's speed: at each moment they are as slow as the machine was in a real run.
 
 The simulator gets the share of time that other processes took and the speed of the machine, but no step times of the
-run. See `calibration.steps.machine_slowdown`.
+run. See `tokentwin.calibration.steps.machine_slowdown`.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibration.acceptance import as_accepted, with_drafts
-from calibration.kv_link import as_linked
-from calibration.steps.features import Floats, MeasuredSteps, by_replica
-from calibration.steps.machine_slowdown import MachineSlowdown
-from calibration.steps.step_cost import Calibration, StepCost
-from calibration.validation.bands import Band, drawn_bands, run_metrics
-from calibration.validation.decision_replay import recorded_deployment
-from serving.deployments.fleet import FailuresConfig, FleetConfig, Slowdown, plain_fleet
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
+from tokentwin.calibration.acceptance import as_accepted, with_drafts
+from tokentwin.calibration.kv_link import as_linked
+from tokentwin.calibration.steps.features import Floats, MeasuredSteps, by_replica
+from tokentwin.calibration.steps.machine_slowdown import MachineSlowdown
+from tokentwin.calibration.steps.step_cost import Calibration, StepCost
+from tokentwin.calibration.validation.bands import Band, drawn_bands, run_metrics
+from tokentwin.calibration.validation.decision_replay import recorded_deployment
+from tokentwin.serving.deployments.fleet import FailuresConfig, FleetConfig, Slowdown, plain_fleet
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
 
 _DRAWS = 39  # number of random simulations; in order, the second and the second last are the ends of a 90 % band
 _FACTORS = 0.001, 1000.0  # limits of a slowdown, even for a machine that slept for an hour

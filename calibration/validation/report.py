@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from serving.answers.document import Document, Number, Part, fact
-from serving.answers.figures import shown_number, shown_share
-from serving.answers.report import BAND, CHANGE, COUNT, METRIC, NUMBER, PERCENT, Column, Line, Table
-from serving.data_file import parse_json
-from serving.deployments.config import parse
-from serving.errors import UserError
-from traces.document_table import table_of
+from tokentwin.serving.answers.document import Document, Number, Part, fact
+from tokentwin.serving.answers.figures import shown_number, shown_share
+from tokentwin.serving.answers.report import BAND, CHANGE, COUNT, METRIC, NUMBER, PERCENT, Column, Line, Table
+from tokentwin.serving.data_file import parse_json
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.document_table import table_of
 
 REPORT = "report.json"
 RESIDUALS = "step_residuals.parquet"

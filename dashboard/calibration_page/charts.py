@@ -9,12 +9,12 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from calibration.kernels.shapes import estimate_at, kind_of, measured_at, operation_at
-from calibration.kernels.surfaces import KernelFit
-from calibration.operations import floor_ns
-from calibration.trust import TrustLevel
-from dashboard.palette import NEUTRAL, REAL, SERIES, SIMULATED, band, dots, empty, finish, line, tint
-from serving.deployments.gpu_spec import GpuSpec
+from tokentwin.calibration.kernels.shapes import estimate_at, kind_of, measured_at, operation_at
+from tokentwin.calibration.kernels.surfaces import KernelFit
+from tokentwin.calibration.operations import floor_ns
+from tokentwin.calibration.trust import TrustLevel
+from tokentwin.dashboard.palette import NEUTRAL, REAL, SERIES, SIMULATED, band, dots, empty, finish, line, tint
+from tokentwin.serving.deployments.gpu_spec import GpuSpec
 
 Fits = Mapping[str, tuple[GpuSpec, KernelFit]]
 

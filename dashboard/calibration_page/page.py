@@ -9,18 +9,18 @@ import numpy as np
 import streamlit as st
 from numpy.typing import NDArray
 
-from calibration.kernels.catalogue import load_kernels
-from calibration.kernels.shapes import NO_WINDOW, KernelKind, kind_of
-from calibration.kernels.surfaces import KernelFit, KernelSurfaces, about_surfaces, bundled, bundled_names
-from calibration.trust import EXTRAPOLATED, INTERPOLATED, VALIDATED, Trust, TrustLevel, weakest
-from dashboard.blocks import facts, figure, heading, mistake, titled
-from dashboard.calibration_page import charts, step_calibration
-from dashboard.palette import SERIES
-from dashboard.sheet import Fact
-from dashboard.url import choose, choose_many, in_url, pick, usual_first
-from serving.answers.figures import shown_share
-from serving.deployments.gpu_spec import find_gpu
-from serving.errors import UserError
+from tokentwin.calibration.kernels.catalogue import load_kernels
+from tokentwin.calibration.kernels.shapes import NO_WINDOW, KernelKind, kind_of
+from tokentwin.calibration.kernels.surfaces import KernelFit, KernelSurfaces, about_surfaces, bundled, bundled_names
+from tokentwin.calibration.trust import EXTRAPOLATED, INTERPOLATED, VALIDATED, Trust, TrustLevel, weakest
+from tokentwin.dashboard.blocks import facts, figure, heading, mistake, titled
+from tokentwin.dashboard.calibration_page import charts, step_calibration
+from tokentwin.dashboard.palette import SERIES
+from tokentwin.dashboard.sheet import Fact
+from tokentwin.dashboard.url import choose, choose_many, in_url, pick, usual_first
+from tokentwin.serving.answers.figures import shown_share
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.errors import UserError
 
 _KERNELS, _ENGINES = "Kernel tables", "Engines"
 _TYPICAL = {"gemm": (4096, 4096), "prefill": (8, 4, 128), "decode": (8, 4, 128), "experts": (4096, 14336)}

@@ -12,19 +12,19 @@ import pyarrow.parquet as pq
 import streamlit as st
 from numpy.typing import NDArray
 
-from calibration.steps.external_calibration import ExternalCalibration, load_learnt
-from calibration.steps.step_cost import Calibration
-from calibration.validation.evidence import trust_in_steps
-from dashboard import blocks
-from dashboard.blocks import data_table, figure, heading, mistake
-from dashboard.library import calibrations
-from dashboard.sheet import Fact
-from dashboard.sheet import show as show_report
-from dashboard.shown import literal
-from dashboard.trust_page import charts as trust_charts
-from dashboard.url import choose
-from serving.answers.figures import shown_band, shown_change, shown_percent
-from serving.errors import UserError
+from tokentwin.calibration.steps.external_calibration import ExternalCalibration, load_learnt
+from tokentwin.calibration.steps.step_cost import Calibration
+from tokentwin.calibration.validation.evidence import trust_in_steps
+from tokentwin.dashboard import blocks
+from tokentwin.dashboard.blocks import data_table, figure, heading, mistake
+from tokentwin.dashboard.library import calibrations
+from tokentwin.dashboard.sheet import Fact
+from tokentwin.dashboard.sheet import show as show_report
+from tokentwin.dashboard.shown import literal
+from tokentwin.dashboard.trust_page import charts as trust_charts
+from tokentwin.dashboard.url import choose
+from tokentwin.serving.answers.figures import shown_band, shown_change, shown_percent
+from tokentwin.serving.errors import UserError
 
 _STEPS = "steps.parquet"
 _COLUMNS = ["regime", "measured_ns", "predicted_ns"]

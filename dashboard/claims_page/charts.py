@@ -7,8 +7,8 @@ from itertools import accumulate
 
 import plotly.graph_objects as go
 
-from dashboard.palette import NEUTRAL, SIMULATED, bars, dots, finish, log_axis, symbols, whiskers
-from planning.claims.document import CheckedClaim, Term
+from tokentwin.dashboard.palette import NEUTRAL, SIMULATED, bars, dots, finish, log_axis, symbols, whiskers
+from tokentwin.planning.claims.document import CheckedClaim, Term
 
 _COLOURS = {"yes": SIMULATED, "open": "#8fb4e3", "no": NEUTRAL}
 _NAMES = {"yes": "holds", "open": "cannot be told", "no": "does not hold"}

@@ -10,23 +10,23 @@ from typing import Any
 
 import streamlit as st
 
-from calibration.trust import Trust
-from dashboard.blocks import data_table, figure, mistake, titled
-from dashboard.bundled import SAMPLES
-from dashboard.claims_page.charts import cases_chart, terms_chart
-from dashboard.claims_page.tasks import CHECK
-from dashboard.downloads import downloads
-from dashboard.job_view import offer
-from dashboard.planned import Planned, Ways, planned, strip
-from dashboard.shown import capitalised, literal
-from dashboard.url import amount, check_numbers, choose, go_to, in_url, usual_first
-from planning.checkout import lab_is_here
-from planning.claims.document import CheckedClaim, ClaimsDocument
-from planning.deployments import found_at, overridden
-from planning.jobs.job import Job
-from serving.deployments.gpu_spec import gpus
-from serving.deployments.model_catalogue import models
-from serving.errors import UserError
+from tokentwin.calibration.trust import Trust
+from tokentwin.dashboard.blocks import data_table, figure, mistake, titled
+from tokentwin.dashboard.bundled import SAMPLES
+from tokentwin.dashboard.claims_page.charts import cases_chart, terms_chart
+from tokentwin.dashboard.claims_page.tasks import CHECK
+from tokentwin.dashboard.downloads import downloads
+from tokentwin.dashboard.job_view import offer
+from tokentwin.dashboard.planned import Planned, Ways, planned, strip
+from tokentwin.dashboard.shown import capitalised, literal
+from tokentwin.dashboard.url import amount, check_numbers, choose, go_to, in_url, usual_first
+from tokentwin.planning.checkout import lab_is_here
+from tokentwin.planning.claims.document import CheckedClaim, ClaimsDocument
+from tokentwin.planning.deployments import found_at, overridden
+from tokentwin.planning.jobs.job import Job
+from tokentwin.serving.deployments.gpu_spec import gpus
+from tokentwin.serving.deployments.model_catalogue import models
+from tokentwin.serving.errors import UserError
 
 CLAIMS = SAMPLES / "claims.json"
 _WORST = ("extrapolated", "interpolated", "validated", "")

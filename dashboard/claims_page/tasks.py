@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from planning.checkout import need_lab
-from planning.progress import Tell
-from serving.deployments.config import parse
+from tokentwin.planning.checkout import need_lab
+from tokentwin.planning.progress import Tell
+from tokentwin.serving.deployments.config import parse
 
-CHECK = "dashboard.claims_page.tasks:check_claim"
+CHECK = "tokentwin.dashboard.claims_page.tasks:check_claim"
 
 
 def check_claim(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:

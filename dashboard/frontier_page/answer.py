@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dashboard.frontier_page import charts as frontier_charts
-from dashboard.plan_page.words import trust_in
-from dashboard.sheet import Sheet
-from planning.plan.document import PlanDocument
+from tokentwin.dashboard.frontier_page import charts as frontier_charts
+from tokentwin.dashboard.plan_page.words import trust_in
+from tokentwin.dashboard.sheet import Sheet
+from tokentwin.planning.plan.document import PlanDocument
 
 _HELP = (
     "Each line is a kind of engine, on as many GPUs as the recommended fleet has (at most 16 replicas). It runs from a "

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from calibration.trust import EXTRAPOLATED, UNKNOWN
-from dashboard.palette import MARKS, NEUTRAL, SERIES, dots, empty, finish, line, symbols
-from planning.plan.document import EngineCurve, RatePoint, Recommendation
-from serving.answers.figures import shown_number
+from tokentwin.calibration.trust import EXTRAPOLATED, UNKNOWN
+from tokentwin.dashboard.palette import MARKS, NEUTRAL, SERIES, dots, empty, finish, line, symbols
+from tokentwin.planning.plan.document import EngineCurve, RatePoint, Recommendation
+from tokentwin.serving.answers.figures import shown_number
 
 STAR = "the recommended fleet"
 _HEIGHT = 440

@@ -12,22 +12,22 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboard import blocks
-from dashboard.blocks import choosing
-from dashboard.fleet_run import run_of
-from dashboard.frontier_page.answer import show_engines
-from dashboard.plan_page.words import (
+from tokentwin.dashboard import blocks
+from tokentwin.dashboard.blocks import choosing
+from tokentwin.dashboard.fleet_run import run_of
+from tokentwin.dashboard.frontier_page.answer import show_engines
+from tokentwin.dashboard.plan_page.words import (
     attainment_of,
     every_fleet,
     ranked,
     slos_of,
     trust,
 )
-from dashboard.planned import FLEETS, Planned, Ways
-from dashboard.shown import literal
-from dashboard.url import keep, named
-from planning.plan.frontier import Point
-from serving.answers.figures import shown_number, shown_usd
+from tokentwin.dashboard.planned import FLEETS, Planned, Ways
+from tokentwin.dashboard.shown import literal
+from tokentwin.dashboard.url import keep, named
+from tokentwin.planning.plan.frontier import Point
+from tokentwin.serving.answers.figures import shown_number, shown_usd
 
 
 def show(ways: Ways) -> None:

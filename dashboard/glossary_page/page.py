@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard.blocks import data_table, titled
-from dashboard.shown import sentence, verbatim
-from dashboard.url import in_url, text
-from serving.metrics import METRICS, STATISTICS, TERMS, TOOLS, Metric
+from tokentwin.dashboard.blocks import data_table, titled
+from tokentwin.dashboard.shown import sentence, verbatim
+from tokentwin.dashboard.url import in_url, text
+from tokentwin.serving.metrics import METRICS, STATISTICS, TERMS, TOOLS, Metric
 
 _SCOPES = {
     "request": ("Per request", "one value for each request that finished"),

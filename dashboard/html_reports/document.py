@@ -17,11 +17,11 @@ import plotly.graph_objects as go
 import yaml
 from plotly.offline import get_plotlyjs
 
-from calibration.trust import Trust
-from dashboard.in_words import in_words
-from dashboard.sheet import Fact
-from dashboard.shown import prose, sentence
-from serving.answers.report import Column, Table
+from tokentwin.calibration.trust import Trust
+from tokentwin.dashboard.in_words import in_words
+from tokentwin.dashboard.sheet import Fact
+from tokentwin.dashboard.shown import prose, sentence
+from tokentwin.serving.answers.report import Column, Table
 
 _OF_OURS = re.compile(r"<(?!br>|/?b>|/?extra>)")  # a tag in a figure's text that none of the charts writes
 

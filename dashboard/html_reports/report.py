@@ -8,51 +8,51 @@ from typing import IO, Any
 
 import numpy as np
 
-from calibration.validation.evidence import trust_in_recording, trust_in_report
-from calibration.validation.report import resolve
-from dashboard.bundled import DEMO, EXTERNAL_SAMPLE, bundled_answer, sample_diagnosis
-from dashboard.frontier_page.answer import show_engines
-from dashboard.html_reports.document import Document, write_document
-from dashboard.library import calibrations, stamp
-from dashboard.palette import CLOCK_NAME, run_colour
-from dashboard.plan_page import answer as plan_answer
-from dashboard.plan_page import words as plan_words
-from dashboard.plan_page.command import plan_command
-from dashboard.policy_lab_page import words as lab_words
-from dashboard.policy_lab_page.answer import show_comparison
-from dashboard.run_page import charts as run_charts
-from dashboard.run_page import words as run_words
-from dashboard.run_page.diagnosis_view import show_changes
-from dashboard.run_page.explained_steps import explained_steps
-from dashboard.run_page.step_time import show_step_time
-from dashboard.run_page.time_window import drawn_over_time
-from dashboard.series import column
-from dashboard.sheet import Sheet, show
-from dashboard.shown import capitalised, sentence
-from dashboard.sweeps_page import charts as sweep_charts
-from dashboard.trust_page import answer as trust_answer
-from dashboard.trust_page import words as trust_words
-from dashboard.trust_page.domain import domain, timed_by
-from dashboard.trust_page.domain_view import TITLE, show_maps
-from dashboard.trust_page.own_question import judged, questions
-from dashboard.trust_page.results import load_external, newest_clients, newest_decisions, newest_external
-from dashboard.trust_page.rungs import LADDER, rungs
-from planning.compare.document import ComparisonDocument
-from planning.diagnose.document import DiagnosisDocument
-from planning.diagnose.recorded_run import DIAGNOSIS, DIAGNOSIS_FILE
-from planning.exports.exportable import Exportable
-from planning.exports.recorded_run import RecordedRun
-from planning.exports.sweep import Sweep
-from planning.exports.validation import Validation
-from planning.jobs.files import read_json
-from planning.jobs.job import finished
-from planning.plan.document import PlanDocument
-from planning.plan.most_clients import MostClientsDocument
-from planning.run_report import RequestEndings
-from serving.answers.report import Column, Table
-from serving.errors import UserError
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
+from tokentwin.calibration.validation.evidence import trust_in_recording, trust_in_report
+from tokentwin.calibration.validation.report import resolve
+from tokentwin.dashboard.bundled import DEMO, EXTERNAL_SAMPLE, bundled_answer, sample_diagnosis
+from tokentwin.dashboard.frontier_page.answer import show_engines
+from tokentwin.dashboard.html_reports.document import Document, write_document
+from tokentwin.dashboard.library import calibrations, stamp
+from tokentwin.dashboard.palette import CLOCK_NAME, run_colour
+from tokentwin.dashboard.plan_page import answer as plan_answer
+from tokentwin.dashboard.plan_page import words as plan_words
+from tokentwin.dashboard.plan_page.command import plan_command
+from tokentwin.dashboard.policy_lab_page import words as lab_words
+from tokentwin.dashboard.policy_lab_page.answer import show_comparison
+from tokentwin.dashboard.run_page import charts as run_charts
+from tokentwin.dashboard.run_page import words as run_words
+from tokentwin.dashboard.run_page.diagnosis_view import show_changes
+from tokentwin.dashboard.run_page.explained_steps import explained_steps
+from tokentwin.dashboard.run_page.step_time import show_step_time
+from tokentwin.dashboard.run_page.time_window import drawn_over_time
+from tokentwin.dashboard.series import column
+from tokentwin.dashboard.sheet import Sheet, show
+from tokentwin.dashboard.shown import capitalised, sentence
+from tokentwin.dashboard.sweeps_page import charts as sweep_charts
+from tokentwin.dashboard.trust_page import answer as trust_answer
+from tokentwin.dashboard.trust_page import words as trust_words
+from tokentwin.dashboard.trust_page.domain import domain, timed_by
+from tokentwin.dashboard.trust_page.domain_view import TITLE, show_maps
+from tokentwin.dashboard.trust_page.own_question import judged, questions
+from tokentwin.dashboard.trust_page.results import load_external, newest_clients, newest_decisions, newest_external
+from tokentwin.dashboard.trust_page.rungs import LADDER, rungs
+from tokentwin.planning.compare.document import ComparisonDocument
+from tokentwin.planning.diagnose.document import DiagnosisDocument
+from tokentwin.planning.diagnose.recorded_run import DIAGNOSIS, DIAGNOSIS_FILE
+from tokentwin.planning.exports.exportable import Exportable
+from tokentwin.planning.exports.recorded_run import RecordedRun
+from tokentwin.planning.exports.sweep import Sweep
+from tokentwin.planning.exports.validation import Validation
+from tokentwin.planning.jobs.files import read_json
+from tokentwin.planning.jobs.job import finished
+from tokentwin.planning.plan.document import PlanDocument
+from tokentwin.planning.plan.most_clients import MostClientsDocument
+from tokentwin.planning.run_report import RequestEndings
+from tokentwin.serving.answers.report import Column, Table
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
 
 _ROWS = 1000  # rows of a sweep; Parquet and CSV have all
 _VALUES = 100  # values of a parameter

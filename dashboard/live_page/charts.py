@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboard.live_page.snapshot import (
+from tokentwin.dashboard.live_page.snapshot import (
     GAUGES,
     LATENCIES,
     Snapshot,
@@ -16,10 +16,20 @@ from dashboard.live_page.snapshot import (
     tokens_per_second,
     values_between,
 )
-from dashboard.palette import OWN_POLICY, SERIES, SIMULATED, bars, finish, legend_once, line, phase_colours, slo_line
-from dashboard.series import thin
-from dashboard.slos import Bounds
-from serving.answers.figures import shown_time
+from tokentwin.dashboard.palette import (
+    OWN_POLICY,
+    SERIES,
+    SIMULATED,
+    bars,
+    finish,
+    legend_once,
+    line,
+    phase_colours,
+    slo_line,
+)
+from tokentwin.dashboard.series import thin
+from tokentwin.dashboard.slos import Bounds
+from tokentwin.serving.answers.figures import shown_time
 
 _QUANTILES = (0.5, 0.9, 0.99)
 _WINDOW_S = 30.0  # latencies are of requests within this time

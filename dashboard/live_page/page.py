@@ -10,13 +10,13 @@ from uuid import uuid4
 
 import streamlit as st
 
-from dashboard.blocks import data_table, figure, heading, mistake, titled
-from dashboard.live_page.charts import latencies, latency_rows, mates, over_time, waterfall
-from dashboard.live_page.server import Server
-from dashboard.live_page.snapshot import Snapshot
-from dashboard.slos import Bounds, asked_slos, bounds_of
-from dashboard.url import in_url, text
-from serving.errors import UserError
+from tokentwin.dashboard.blocks import data_table, figure, heading, mistake, titled
+from tokentwin.dashboard.live_page.charts import latencies, latency_rows, mates, over_time, waterfall
+from tokentwin.dashboard.live_page.server import Server
+from tokentwin.dashboard.live_page.snapshot import Snapshot
+from tokentwin.dashboard.slos import Bounds, asked_slos, bounds_of
+from tokentwin.dashboard.url import in_url, text
+from tokentwin.serving.errors import UserError
 
 _USUAL = "http://127.0.0.1:8000"
 _EVERY_S = 2

@@ -12,8 +12,8 @@ from urllib.request import Request, urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from dashboard.live_page.snapshot import Snapshot
-from serving.errors import UserError
+from tokentwin.dashboard.live_page.snapshot import Snapshot
+from tokentwin.serving.errors import UserError
 
 _SECONDS = 5.0  # maximum time that the server may take to answer
 

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from prometheus_client import Metric
 
-from serving.answers.figures import shown_time
+from tokentwin.serving.answers.figures import shown_time
 
 Key = tuple[str, str]  # a sample's name without `vllm:`, and the replica's number
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from calibration.trust import ASSUMED, Trust
-from dashboard.plan_page import charts as plan_charts
-from dashboard.plan_page import words
-from dashboard.sheet import Fact, Sheet, show
-from dashboard.shown import sentence
-from planning.plan.document import FleetPoint, PlanDocument, Recommendation
-from serving.answers.report import Line
-from serving.metrics import METRICS, metric
+from tokentwin.calibration.trust import ASSUMED, Trust
+from tokentwin.dashboard.plan_page import charts as plan_charts
+from tokentwin.dashboard.plan_page import words
+from tokentwin.dashboard.sheet import Fact, Sheet, show
+from tokentwin.dashboard.shown import sentence
+from tokentwin.planning.plan.document import FleetPoint, PlanDocument, Recommendation
+from tokentwin.serving.answers.report import Line
+from tokentwin.serving.metrics import METRICS, metric
 
 
 def figures(answer: PlanDocument) -> dict[str, go.Figure]:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from dashboard.beside import Shown, Side, pinned, show_beside
-from dashboard.plan_page.words import plan_name
-from dashboard.planned import Planned, plan_named
-from planning.plan.document import percent
-from serving.answers.figures import NOTHING, shown_number, shown_share, shown_usd
+from tokentwin.dashboard.beside import Shown, Side, pinned, show_beside
+from tokentwin.dashboard.plan_page.words import plan_name
+from tokentwin.dashboard.planned import Planned, plan_named
+from tokentwin.planning.plan.document import percent
+from tokentwin.serving.answers.figures import NOTHING, shown_number, shown_share, shown_usd
 
 
 def pinned_plan(runs: Path, plan: Planned) -> None:

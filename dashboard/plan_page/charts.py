@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboard.palette import (
+from tokentwin.dashboard.palette import (
     NEUTRAL,
     SERIES,
     SIMULATED,
@@ -23,13 +23,13 @@ from dashboard.palette import (
     symbols,
     tint,
 )
-from dashboard.slos import Bounds, bounds_of
-from planning.plan.document import FleetPoint, Lengths, LoadPoint, PlanDocument
-from planning.plan.frontier import Point
-from planning.plan.offered_load import ClientsLoad, OverTime
-from serving.answers.figures import shown_usd
-from serving.errors import UserError
-from serving.metrics import metric
+from tokentwin.dashboard.slos import Bounds, bounds_of
+from tokentwin.planning.plan.document import FleetPoint, Lengths, LoadPoint, PlanDocument
+from tokentwin.planning.plan.frontier import Point
+from tokentwin.planning.plan.offered_load import ClientsLoad, OverTime
+from tokentwin.serving.answers.figures import shown_usd
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.metrics import metric
 
 HEIGHT = 300
 _TICKS = 5  # ticks of each axis of two that share a telephone's width

@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from planning.plan.request import FleetRequest, PlanRequest
-from serving.deployments.config import parse
-from serving.errors import UserError
+from tokentwin.planning.plan.request import FleetRequest, PlanRequest
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.errors import UserError
 
 _SPEC, _DEPLOYMENT = "traffic.yaml", "deployment.yaml"
 _APART = {"traffic", "slos", "vary", "prices", "spot", "deployment"}  # fields with a form of their own

@@ -7,17 +7,17 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.blocks import data_table
-from dashboard.shown import verbatim
-from planning.plan.candidates import Engine, RuledOut
-from planning.plan.document import ROOM_HELP
-from planning.plan.first_answer import MeanRequest, Roofline
-from planning.plan.pricing import priced_candidates
-from planning.plan.request import PlanRequest
-from planning.traffic import mean_rate
-from serving.deployments.gpu_spec import GpuSpec
-from serving.scheduler import POLICIES
-from serving.workload import Workload
+from tokentwin.dashboard.blocks import data_table
+from tokentwin.dashboard.shown import verbatim
+from tokentwin.planning.plan.candidates import Engine, RuledOut
+from tokentwin.planning.plan.document import ROOM_HELP
+from tokentwin.planning.plan.first_answer import MeanRequest, Roofline
+from tokentwin.planning.plan.pricing import priced_candidates
+from tokentwin.planning.plan.request import PlanRequest
+from tokentwin.planning.traffic import mean_rate
+from tokentwin.serving.deployments.gpu_spec import GpuSpec
+from tokentwin.serving.scheduler import POLICIES
+from tokentwin.serving.workload import Workload
 
 _ROOM = ("KV room (tokens)", "KV room (requests)")  # of one engine
 _USER, _RATE = "tok/s per user", "requests/s per replica"

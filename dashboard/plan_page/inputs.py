@@ -15,14 +15,14 @@ import streamlit as st
 from pydantic import BaseModel
 from streamlit.delta_generator import DeltaGenerator
 
-from calibration.steps.step_cost import Calibration
-from dashboard.drafts_input import drafts_input
-from dashboard.kept_inputs import Incomplete, deployment_input, model_input, trace_input
-from dashboard.library import OWN_CALIBRATION, calibrations
-from dashboard.own_policy import OWN, policies_title, policy_input
-from dashboard.plan_page.slo_form import slo_form
-from dashboard.shapes import TPOT_MS, Shape, shapes
-from dashboard.url import (
+from tokentwin.calibration.steps.step_cost import Calibration
+from tokentwin.dashboard.drafts_input import drafts_input
+from tokentwin.dashboard.kept_inputs import Incomplete, deployment_input, model_input, trace_input
+from tokentwin.dashboard.library import OWN_CALIBRATION, calibrations
+from tokentwin.dashboard.own_policy import OWN, policies_title, policy_input
+from tokentwin.dashboard.plan_page.slo_form import slo_form
+from tokentwin.dashboard.shapes import TPOT_MS, Shape, shapes
+from tokentwin.dashboard.url import (
     amount,
     check_numbers,
     choose,
@@ -40,18 +40,18 @@ from dashboard.url import (
     typed_number,
     usual_first,
 )
-from planning.deployments import named_values
-from planning.plan.objectives import parse_objectives
-from planning.plan.request import FleetRequest, PlanRequest
-from planning.traffic import BUSIEST_S, WHOLE_S, Offered
-from serving.answers.figures import shown_number
-from serving.deployments.config import Deployment, SchedulerConfig, parse
-from serving.deployments.gpu_spec import gpus
-from serving.deployments.model_catalogue import models
-from serving.errors import UserError
-from serving.scheduler import POLICIES
-from sim.router import ROUTERS
-from traces.synth import SynthSpec
+from tokentwin.planning.deployments import named_values
+from tokentwin.planning.plan.objectives import parse_objectives
+from tokentwin.planning.plan.request import FleetRequest, PlanRequest
+from tokentwin.planning.traffic import BUSIEST_S, WHOLE_S, Offered
+from tokentwin.serving.answers.figures import shown_number
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig, parse
+from tokentwin.serving.deployments.gpu_spec import gpus
+from tokentwin.serving.deployments.model_catalogue import models
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.scheduler import POLICIES
+from tokentwin.sim.router import ROUTERS
+from tokentwin.traces.synth import SynthSpec
 
 MODEL, GPUS, SIZES = "Llama-3.1-70B", ("H100", "H200"), ("2", "4")
 SLOS = ("ttft_ms p99<=1000", "tpot_ms p99<=50")

@@ -15,46 +15,46 @@ from typing import Any
 import plotly.graph_objects as go
 import streamlit as st
 
-from calibration.trust import least_certain
-from dashboard import blocks
-from dashboard.blocks import mistake
-from dashboard.bundled import bundled_answer
-from dashboard.downloads import downloads
-from dashboard.fleet_run import run_of
-from dashboard.frontier_page.page import show_fleets
-from dashboard.job_view import follow, offer, start
-from dashboard.kept_inputs import Incomplete
-from dashboard.library import stamp
-from dashboard.plan_page import charts as plan_charts
-from dashboard.plan_page import words
-from dashboard.plan_page.answer import figures, show_others, show_recommended, show_traffic, show_winning_mix
-from dashboard.plan_page.beside import pinned_plan
-from dashboard.plan_page.estimates import estimates, estimates_table
-from dashboard.plan_page.inputs import plan_inputs
-from dashboard.plan_page.tasks import COARSE, MOST_CLIENTS, PLAN, glance
-from dashboard.plan_page.what_if_line import what_if_line
-from dashboard.plan_page.words import EXAMPLE, LOOKED_AT
-from dashboard.planned import FLEETS, Planned, Ways, go_on, inputs_of, keep_link, plan_of
-from dashboard.shapes import MOST_REQUESTS
-from dashboard.sheet import show as show_report
-from dashboard.shown import literal, prose, sentence, verbatim
-from dashboard.trust_page.own_question import judged, questions
-from dashboard.trust_page.results import readable_external, trust_on
-from dashboard.url import in_url, keep, link, named, open_kept, opened_with, pick
-from planning.jobs.job import Job
-from planning.plan.answer import length_histogram
-from planning.plan.document import Lengths, PlanDocument, clients_in_words, percent, traffic_in_words
-from planning.plan.most_clients import MostClientsDocument
-from planning.plan.objectives import parse_objectives
-from planning.plan.offered_load import clients_load, over_time
-from planning.plan.planner import expected_s
-from planning.plan.request import FleetRequest, PlanRequest
-from planning.plan.sentences import risk, risk_of_mix
-from planning.progress import in_words
-from planning.traffic import Offered, clients_of
-from serving.answers.figures import counted, shown_usd
-from serving.errors import UserError
-from serving.metrics import defined_in
+from tokentwin.calibration.trust import least_certain
+from tokentwin.dashboard import blocks
+from tokentwin.dashboard.blocks import mistake
+from tokentwin.dashboard.bundled import bundled_answer
+from tokentwin.dashboard.downloads import downloads
+from tokentwin.dashboard.fleet_run import run_of
+from tokentwin.dashboard.frontier_page.page import show_fleets
+from tokentwin.dashboard.job_view import follow, offer, start
+from tokentwin.dashboard.kept_inputs import Incomplete
+from tokentwin.dashboard.library import stamp
+from tokentwin.dashboard.plan_page import charts as plan_charts
+from tokentwin.dashboard.plan_page import words
+from tokentwin.dashboard.plan_page.answer import figures, show_others, show_recommended, show_traffic, show_winning_mix
+from tokentwin.dashboard.plan_page.beside import pinned_plan
+from tokentwin.dashboard.plan_page.estimates import estimates, estimates_table
+from tokentwin.dashboard.plan_page.inputs import plan_inputs
+from tokentwin.dashboard.plan_page.tasks import COARSE, MOST_CLIENTS, PLAN, glance
+from tokentwin.dashboard.plan_page.what_if_line import what_if_line
+from tokentwin.dashboard.plan_page.words import EXAMPLE, LOOKED_AT
+from tokentwin.dashboard.planned import FLEETS, Planned, Ways, go_on, inputs_of, keep_link, plan_of
+from tokentwin.dashboard.shapes import MOST_REQUESTS
+from tokentwin.dashboard.sheet import show as show_report
+from tokentwin.dashboard.shown import literal, prose, sentence, verbatim
+from tokentwin.dashboard.trust_page.own_question import judged, questions
+from tokentwin.dashboard.trust_page.results import readable_external, trust_on
+from tokentwin.dashboard.url import in_url, keep, link, named, open_kept, opened_with, pick
+from tokentwin.planning.jobs.job import Job
+from tokentwin.planning.plan.answer import length_histogram
+from tokentwin.planning.plan.document import Lengths, PlanDocument, clients_in_words, percent, traffic_in_words
+from tokentwin.planning.plan.most_clients import MostClientsDocument
+from tokentwin.planning.plan.objectives import parse_objectives
+from tokentwin.planning.plan.offered_load import clients_load, over_time
+from tokentwin.planning.plan.planner import expected_s
+from tokentwin.planning.plan.request import FleetRequest, PlanRequest
+from tokentwin.planning.plan.sentences import risk, risk_of_mix
+from tokentwin.planning.progress import in_words
+from tokentwin.planning.traffic import Offered, clients_of
+from tokentwin.serving.answers.figures import counted, shown_usd
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.metrics import defined_in
 
 _VIEWS = {"fleet": "The recommended fleet", FLEETS: "All fleets and the frontier"}
 _VIEW = ("plan", "show", "fleet", "pin")  # parameters that are no inputs of the plan

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import streamlit as st
 
-from dashboard.shown import verbatim
-from dashboard.url import go_to, going_to
-from planning.plan.objectives import parse_objectives
-from serving.errors import UserError
-from serving.metrics import metric
+from tokentwin.dashboard.shown import verbatim
+from tokentwin.dashboard.url import go_to, going_to
+from tokentwin.planning.plan.objectives import parse_objectives
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.metrics import metric
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "prefill_ms", "decode_ms")
 ATTAINMENT = "attainment"

@@ -1,25 +1,25 @@
-"""Jobs of `planning.jobs` for the pages: plans and single fleets, and how much traffic they accept."""
+"""Jobs of `tokentwin.planning.jobs` for the pages: plans and single fleets, and how much traffic they accept."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from planning.jobs.files import read_json, write_json
-from planning.plan import planner
-from planning.plan.most_clients import most_clients
-from planning.plan.pricing import priced_candidates
-from planning.plan.request import FleetRequest, PlanRequest
-from planning.priced_scenario import price_scenario
-from planning.progress import Tell, quiet
-from planning.simulation import SimulatedRun, recorded
-from serving.deployments.config import parse
-from serving.errors import UserError
-from serving.workload import Workload
+from tokentwin.planning.jobs.files import read_json, write_json
+from tokentwin.planning.plan import planner
+from tokentwin.planning.plan.most_clients import most_clients
+from tokentwin.planning.plan.pricing import priced_candidates
+from tokentwin.planning.plan.request import FleetRequest, PlanRequest
+from tokentwin.planning.priced_scenario import price_scenario
+from tokentwin.planning.progress import Tell, quiet
+from tokentwin.planning.simulation import SimulatedRun, recorded
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload
 
-PLAN = "dashboard.plan_page.tasks:plan"
-MOST_CLIENTS = "dashboard.plan_page.tasks:most"
-FLEET = "dashboard.plan_page.tasks:fleet"
+PLAN = "tokentwin.dashboard.plan_page.tasks:plan"
+MOST_CLIENTS = "tokentwin.dashboard.plan_page.tasks:most"
+FLEET = "tokentwin.dashboard.plan_page.tasks:fleet"
 COARSE = "coarse.json"
 # Maximum number of requests in one plan. Each is simulated on every fleet that is tried, about twenty times in all,
 # which takes about an hour.

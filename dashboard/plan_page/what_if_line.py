@@ -6,14 +6,14 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboard.plan_page.words import fleet_name
-from dashboard.planned import alike
-from dashboard.shown import literal
-from planning.plan.document import percent
-from planning.plan.request import PlanRequest
-from planning.plan.what_if import NOT_SIMULATED, what_if
-from serving.answers.figures import shown_usd
-from serving.deployments.config import parse
+from tokentwin.dashboard.plan_page.words import fleet_name
+from tokentwin.dashboard.planned import alike
+from tokentwin.dashboard.shown import literal
+from tokentwin.planning.plan.document import percent
+from tokentwin.planning.plan.request import PlanRequest
+from tokentwin.planning.plan.what_if import NOT_SIMULATED, what_if
+from tokentwin.serving.answers.figures import shown_usd
+from tokentwin.serving.deployments.config import parse
 
 
 def what_if_line(runs: Path, request: PlanRequest) -> bool:

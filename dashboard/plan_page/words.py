@@ -7,16 +7,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from calibration.trust import Trust, noted_trust, weakest
-from dashboard.shown import prose
-from dashboard.uploads import trace_name
-from planning.plan.document import Choice, FleetPoint, LoadPoint, PlanDocument, Recommendation, TrustSection, percent
-from planning.plan.frontier import Fleet, Point, per_dollar, per_gpu, unbeaten
-from planning.plan.mixed_fleet import MixedFleet
-from serving.answers.figures import counted, shown_band, shown_number, shown_share, shown_usd
-from serving.answers.report import Column, Table
-from serving.deployments.hf_config import spec_from_hf_config
-from serving.errors import UserError
+from tokentwin.calibration.trust import Trust, noted_trust, weakest
+from tokentwin.dashboard.shown import prose
+from tokentwin.dashboard.uploads import trace_name
+from tokentwin.planning.plan.document import (
+    Choice,
+    FleetPoint,
+    LoadPoint,
+    PlanDocument,
+    Recommendation,
+    TrustSection,
+    percent,
+)
+from tokentwin.planning.plan.frontier import Fleet, Point, per_dollar, per_gpu, unbeaten
+from tokentwin.planning.plan.mixed_fleet import MixedFleet
+from tokentwin.serving.answers.figures import counted, shown_band, shown_number, shown_share, shown_usd
+from tokentwin.serving.answers.report import Column, Table
+from tokentwin.serving.deployments.hf_config import spec_from_hf_config
+from tokentwin.serving.errors import UserError
 
 EXAMPLE = "example"  # the bundled plan, in a link
 LOOKED_AT = "plan_looked_at"  # key of a tab's state: the plan whose answer its Plan page showed last

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dashboard.policy_lab_page import charts as lab_charts
-from dashboard.policy_lab_page import words
-from dashboard.policy_lab_page.charts import Sides, side_colours
-from dashboard.policy_lab_page.words import side_names
-from dashboard.sheet import Sheet, show
-from dashboard.shown import sentence
-from dashboard.trust_page.words import CANARY
-from planning.compare.document import ComparisonDocument, ranking_verdict
-from serving.answers.report import FIGURE, Column, Line, Table
-from serving.metrics import metric
+from tokentwin.dashboard.policy_lab_page import charts as lab_charts
+from tokentwin.dashboard.policy_lab_page import words
+from tokentwin.dashboard.policy_lab_page.charts import Sides, side_colours
+from tokentwin.dashboard.policy_lab_page.words import side_names
+from tokentwin.dashboard.sheet import Sheet, show
+from tokentwin.dashboard.shown import sentence
+from tokentwin.dashboard.trust_page.words import CANARY
+from tokentwin.planning.compare.document import ComparisonDocument, ranking_verdict
+from tokentwin.serving.answers.report import FIGURE, Column, Line, Table
+from tokentwin.serving.metrics import metric
 
 
 def show_comparison(to: Sheet, answer: ComparisonDocument) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.url import amount, choose, number, switch
-from serving.deployments.fleet import AutoscalerConfig
-from serving.errors import UserError
+from tokentwin.dashboard.url import amount, choose, number, switch
+from tokentwin.serving.deployments.fleet import AutoscalerConfig
+from tokentwin.serving.errors import UserError
 
 _RULES = {"proportional": "proportional", "hpa": "Kubernetes' HPA"}
 _SECONDS = {  # fields of the autoscaler, the label of each

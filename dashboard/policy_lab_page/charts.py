@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboard.cdf_panels import Line, cdf_panels
-from dashboard.palette import (
+from tokentwin.dashboard.cdf_panels import Line, cdf_panels
+from tokentwin.dashboard.palette import (
     NEUTRAL,
     REAL,
     SIMULATED,
@@ -26,9 +26,9 @@ from dashboard.palette import (
     tint,
     whiskers,
 )
-from planning.compare.document import SHARES, Cdfs, Ranked, Row, SimulatedError, Tally, Tenant, unit_of
-from serving.answers.figures import shown_band, shown_number
-from serving.metrics import METRICS, label_of
+from tokentwin.planning.compare.document import SHARES, Cdfs, Ranked, Row, SimulatedError, Tally, Tenant, unit_of
+from tokentwin.serving.answers.figures import shown_band, shown_number
+from tokentwin.serving.metrics import METRICS, label_of
 
 HEIGHT = 320
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")

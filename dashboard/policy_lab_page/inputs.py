@@ -8,28 +8,28 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.bundled import DEMO, PAIR, SAMPLES, bundled_pair, bundled_pair_on_vllm
-from dashboard.drafts_input import drafts_input
-from dashboard.kept_inputs import Incomplete, deployment_input, trace_input
-from dashboard.library import calibrations, stamp
-from dashboard.own_policy import OWN, TITLE, policy_input
-from dashboard.planned import Planned
-from dashboard.policy_lab_page.autoscaler_input import autoscaler_input
-from dashboard.policy_lab_page.tasks import check_few_enough
-from dashboard.shapes import mixes
-from dashboard.shown import literal
-from dashboard.url import amount, check_numbers, choose, number, pick, text, usual_first
-from planning.compare.request import CompareRecordingsRequest, CompareRequest, Side
-from planning.deployments import named_value
-from planning.plan.document import Recommendation
-from planning.plan.request import PlanRequest
-from planning.request import Timing
-from planning.traffic import Offered
-from serving.deployments.config import SchedulerConfig, parse
-from serving.deployments.gpu_spec import gpus
-from serving.deployments.model_catalogue import models
-from serving.scheduler import POLICIES
-from sim.router import ROUTERS
+from tokentwin.dashboard.bundled import DEMO, PAIR, SAMPLES, bundled_pair, bundled_pair_on_vllm
+from tokentwin.dashboard.drafts_input import drafts_input
+from tokentwin.dashboard.kept_inputs import Incomplete, deployment_input, trace_input
+from tokentwin.dashboard.library import calibrations, stamp
+from tokentwin.dashboard.own_policy import OWN, TITLE, policy_input
+from tokentwin.dashboard.planned import Planned
+from tokentwin.dashboard.policy_lab_page.autoscaler_input import autoscaler_input
+from tokentwin.dashboard.policy_lab_page.tasks import check_few_enough
+from tokentwin.dashboard.shapes import mixes
+from tokentwin.dashboard.shown import literal
+from tokentwin.dashboard.url import amount, check_numbers, choose, number, pick, text, usual_first
+from tokentwin.planning.compare.request import CompareRecordingsRequest, CompareRequest, Side
+from tokentwin.planning.deployments import named_value
+from tokentwin.planning.plan.document import Recommendation
+from tokentwin.planning.plan.request import PlanRequest
+from tokentwin.planning.request import Timing
+from tokentwin.planning.traffic import Offered
+from tokentwin.serving.deployments.config import SchedulerConfig, parse
+from tokentwin.serving.deployments.gpu_spec import gpus
+from tokentwin.serving.deployments.model_catalogue import models
+from tokentwin.serving.scheduler import POLICIES
+from tokentwin.sim.router import ROUTERS
 
 MODEL, GPU = "Llama-3.1-8B", "H100"
 POLICY = {"a": "vllm", "b": "fair"}

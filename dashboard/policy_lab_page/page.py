@@ -12,25 +12,31 @@ from types import MappingProxyType
 
 import streamlit as st
 
-from dashboard import blocks
-from dashboard.blocks import mistake, titled
-from dashboard.bundled import bundled_answer
-from dashboard.downloads import downloads
-from dashboard.job_view import offer, start_once
-from dashboard.kept_inputs import Incomplete
-from dashboard.library import find
-from dashboard.planned import TO_COMPARE, Planned, Ways, planned, strip
-from dashboard.policy_lab_page import words
-from dashboard.policy_lab_page.answer import show_comparison, show_engines
-from dashboard.policy_lab_page.inputs import PLANNED, b_as_a, other_engine_input, recording_inputs, simulation_inputs
-from dashboard.policy_lab_page.tasks import RECORDED, SIMULATED
-from dashboard.shown import capitalised, verbatim
-from dashboard.url import go_to, in_url, link, named, pick
-from planning.compare.document import ComparisonDocument
-from planning.compare.request import CompareRecordingsRequest
-from planning.jobs.job import Job
-from serving.errors import UserError
-from serving.metrics import defined_in
+from tokentwin.dashboard import blocks
+from tokentwin.dashboard.blocks import mistake, titled
+from tokentwin.dashboard.bundled import bundled_answer
+from tokentwin.dashboard.downloads import downloads
+from tokentwin.dashboard.job_view import offer, start_once
+from tokentwin.dashboard.kept_inputs import Incomplete
+from tokentwin.dashboard.library import find
+from tokentwin.dashboard.planned import TO_COMPARE, Planned, Ways, planned, strip
+from tokentwin.dashboard.policy_lab_page import words
+from tokentwin.dashboard.policy_lab_page.answer import show_comparison, show_engines
+from tokentwin.dashboard.policy_lab_page.inputs import (
+    PLANNED,
+    b_as_a,
+    other_engine_input,
+    recording_inputs,
+    simulation_inputs,
+)
+from tokentwin.dashboard.policy_lab_page.tasks import RECORDED, SIMULATED
+from tokentwin.dashboard.shown import capitalised, verbatim
+from tokentwin.dashboard.url import go_to, in_url, link, named, pick
+from tokentwin.planning.compare.document import ComparisonDocument
+from tokentwin.planning.compare.request import CompareRecordingsRequest
+from tokentwin.planning.jobs.job import Job
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.metrics import defined_in
 
 _RUN = "runs.parquet"
 _COMPARE = ("Compare", "compare", "compare_arrows")  # the button

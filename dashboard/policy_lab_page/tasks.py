@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from planning.compare import comparer
-from planning.compare.request import CompareRecordingsRequest, CompareRequest
-from planning.progress import Tell
-from serving.deployments.config import parse
-from serving.errors import UserError
+from tokentwin.planning.compare import comparer
+from tokentwin.planning.compare.request import CompareRecordingsRequest, CompareRequest
+from tokentwin.planning.progress import Tell
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.errors import UserError
 
-SIMULATED = "dashboard.policy_lab_page.tasks:simulated"
-RECORDED = "dashboard.policy_lab_page.tasks:recorded"
+SIMULATED = "tokentwin.dashboard.policy_lab_page.tasks:simulated"
+RECORDED = "tokentwin.dashboard.policy_lab_page.tasks:recorded"
 MOST_REQUESTS = 200_000  # requests of one run
 MOST_IN_ALL = 1_000_000  # requests of all runs of a side, which are in memory together
 

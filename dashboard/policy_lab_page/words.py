@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from calibration.trust import Trust, noted_trust, weakest
-from dashboard.policy_lab_page.charts import label
-from planning.compare.comparison import ranking as rank
-from planning.compare.document import SHARES, Compared, ComparisonDocument, Row, Side, change_of
-from serving.answers.figures import NOTHING, counted, shown_change, shown_number, shown_share, shown_time
-from serving.answers.report import FIGURE, Column, Table
-from serving.metrics import METRICS
+from tokentwin.calibration.trust import Trust, noted_trust, weakest
+from tokentwin.dashboard.policy_lab_page.charts import label
+from tokentwin.planning.compare.comparison import ranking as rank
+from tokentwin.planning.compare.document import SHARES, Compared, ComparisonDocument, Row, Side, change_of
+from tokentwin.serving.answers.figures import NOTHING, counted, shown_change, shown_number, shown_share, shown_time
+from tokentwin.serving.answers.report import FIGURE, Column, Table
+from tokentwin.serving.metrics import METRICS
 
 
 def fairness(answer: ComparisonDocument) -> str:

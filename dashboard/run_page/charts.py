@@ -12,15 +12,27 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from dashboard.palette import ALARM, NEUTRAL, bars, dots, empty, finish, line, pale, phase_colours, slo_line, tint
-from dashboard.run_page.fleet_over_time import FleetOverTime, Series
-from dashboard.run_page.step_series import STATES, StepSeries
-from dashboard.series import bucket_means, envelope, step_function_at, step_function_between, thin
-from dashboard.slos import NO_BOUNDS, Bounds
-from serving.answers.figures import shown_number, shown_share
-from serving.metrics import metric
-from traces.metrics.run_metrics import RunMetrics
-from traces.tables import known
+from tokentwin.dashboard.palette import (
+    ALARM,
+    NEUTRAL,
+    bars,
+    dots,
+    empty,
+    finish,
+    line,
+    pale,
+    phase_colours,
+    slo_line,
+    tint,
+)
+from tokentwin.dashboard.run_page.fleet_over_time import FleetOverTime, Series
+from tokentwin.dashboard.run_page.step_series import STATES, StepSeries
+from tokentwin.dashboard.series import bucket_means, envelope, step_function_at, step_function_between, thin
+from tokentwin.dashboard.slos import NO_BOUNDS, Bounds
+from tokentwin.serving.answers.figures import shown_number, shown_share
+from tokentwin.serving.metrics import metric
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.tables import known
 
 PHASES = ("queue", "prefill", "decode")
 _SINCE_ARRIVAL = ("ttft_ms", "e2e_ms")  # metrics that begin at the arrival, as the drawn phases do

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from dashboard.palette import ALARM, NEUTRAL, SIMULATED, bars, finish, pale
-from planning.diagnose.document import FINISHED, Counterfactual, DiagnosisDocument
-from serving.answers.figures import shown_change, shown_share, shown_time
-from serving.metrics import metric
+from tokentwin.dashboard.palette import ALARM, NEUTRAL, SIMULATED, bars, finish, pale
+from tokentwin.planning.diagnose.document import FINISHED, Counterfactual, DiagnosisDocument
+from tokentwin.serving.answers.figures import shown_change, shown_share, shown_time
+from tokentwin.serving.metrics import metric
 
 _SLIVER = 0.01  # minimum length of a bar in percent, because a bar without length would have no text
 _LEAST = 0.005  # minimum share that counts as a change

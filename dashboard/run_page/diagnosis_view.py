@@ -11,26 +11,26 @@ from typing import Any
 
 import streamlit as st
 
-from calibration.validation.decision_replay import recorded_deployment
-from dashboard import blocks
-from dashboard.bundled import SAMPLES, bundled_answer
-from dashboard.job_view import offer
-from dashboard.library import stamp
-from dashboard.loading import BY_FILES
-from dashboard.run_page.diagnosis_charts import what_it_buys
-from dashboard.run_page.words import trust
-from dashboard.sheet import Sheet, show
-from dashboard.shown import sentence
-from dashboard.url import choose
-from planning.diagnose.baseline import LATENCIES
-from planning.diagnose.document import DiagnosisDocument
-from planning.diagnose.recorded_run import DIAGNOSIS, diagnose
-from planning.diagnose.request import DiagnoseRequest
-from planning.jobs.job import Job
-from planning.repricing import Source, fitting_sources, source_of
-from serving.deployments.config import parse
-from serving.metrics import metric
-from traces.recording import Recording
+from tokentwin.calibration.validation.decision_replay import recorded_deployment
+from tokentwin.dashboard import blocks
+from tokentwin.dashboard.bundled import SAMPLES, bundled_answer
+from tokentwin.dashboard.job_view import offer
+from tokentwin.dashboard.library import stamp
+from tokentwin.dashboard.loading import BY_FILES
+from tokentwin.dashboard.run_page.diagnosis_charts import what_it_buys
+from tokentwin.dashboard.run_page.words import trust
+from tokentwin.dashboard.sheet import Sheet, show
+from tokentwin.dashboard.shown import sentence
+from tokentwin.dashboard.url import choose
+from tokentwin.planning.diagnose.baseline import LATENCIES
+from tokentwin.planning.diagnose.document import DiagnosisDocument
+from tokentwin.planning.diagnose.recorded_run import DIAGNOSIS, diagnose
+from tokentwin.planning.diagnose.request import DiagnoseRequest
+from tokentwin.planning.jobs.job import Job
+from tokentwin.planning.repricing import Source, fitting_sources, source_of
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.metrics import metric
+from tokentwin.traces.recording import Recording
 
 _MANY = 100_000  # number of requests above which the job finds the symptoms, because this takes seconds
 _WORST = "worst"

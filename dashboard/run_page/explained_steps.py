@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from calibration.steps.explanation import ExplainedOperation
-from calibration.steps.observed import pure
-from calibration.steps.operation_cost import OperationCost
-from calibration.steps.run_explanation import (
+from tokentwin.calibration.steps.explanation import ExplainedOperation
+from tokentwin.calibration.steps.observed import pure
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.calibration.steps.run_explanation import (
     MEASURED_COLUMNS,
     MODEL,
     PREDICTED_COLUMNS,
@@ -17,12 +17,12 @@ from calibration.steps.run_explanation import (
     explain_run,
     measured_parts,
 )
-from calibration.trust import MEASURED, Trust, weakest
-from calibration.validation.decision_replay import recorded_deployment
-from planning.repricing import Source, repriced, source_of
-from serving.deployments.gpu_spec import GpuSpec
-from serving.deployments.weight_types import weights_dtype
-from traces.recording import Recording
+from tokentwin.calibration.trust import MEASURED, Trust, weakest
+from tokentwin.calibration.validation.decision_replay import recorded_deployment
+from tokentwin.planning.repricing import Source, repriced, source_of
+from tokentwin.serving.deployments.gpu_spec import GpuSpec
+from tokentwin.serving.deployments.weight_types import weights_dtype
+from tokentwin.traces.recording import Recording
 
 
 class ExplainedSteps(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.metrics.run_metrics import ReplicaLives, RunMetrics
+from tokentwin.traces.metrics.run_metrics import ReplicaLives, RunMetrics
 
 Series = tuple[NDArray[Any], NDArray[Any]]  # times in nanoseconds, in order, and the values from then on
 

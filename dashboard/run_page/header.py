@@ -7,20 +7,20 @@ from pathlib import Path
 
 import streamlit as st
 
-from calibration.validation.decision_replay import recorded_deployment
-from calibration.validation.evidence import trust_in_recording
-from dashboard.blocks import badge, facts
-from dashboard.downloads import downloads
-from dashboard.palette import CLOCK_NAME
-from dashboard.run_page.words import backlog, bands_of, capacity_of, headline_figures
-from dashboard.shown import capitalised, literal, sentence
-from planning.exports.recorded_run import RecordedRun
-from planning.run_report import RequestEndings
-from serving.answers.figures import shown_share
-from serving.errors import UserError
-from serving.metrics import metric
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording, notes_of
+from tokentwin.calibration.validation.decision_replay import recorded_deployment
+from tokentwin.calibration.validation.evidence import trust_in_recording
+from tokentwin.dashboard.blocks import badge, facts
+from tokentwin.dashboard.downloads import downloads
+from tokentwin.dashboard.palette import CLOCK_NAME
+from tokentwin.dashboard.run_page.words import backlog, bands_of, capacity_of, headline_figures
+from tokentwin.dashboard.shown import capitalised, literal, sentence
+from tokentwin.planning.exports.recorded_run import RecordedRun
+from tokentwin.planning.run_report import RequestEndings
+from tokentwin.serving.answers.figures import shown_share
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.metrics import metric
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording, notes_of
 
 _SATURATION = {"STABLE": "green", "BACKLOGGED": "orange", "OVERLOADED": "red"}
 _CLOCK_COLOUR = {"real": "orange", "simulated": "blue"}

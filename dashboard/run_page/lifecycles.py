@@ -7,20 +7,20 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 import streamlit as st
 
-from calibration.validation.evidence import trust_in_recording
-from dashboard.blocks import facts, figure
-from dashboard.loading import BY_FILES, open_run, token_gaps
-from dashboard.palette import run_colour
-from dashboard.run_page import charts as run_charts
-from dashboard.sheet import Fact
-from dashboard.shown import sentence
-from dashboard.slos import Bounds
-from planning.adapters_and_encoders import adapter_use, adapters_said, recorded_encoding
-from serving.answers.figures import shown_number, shown_share, shown_times
-from serving.metrics import metric
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
-from traces.tables import Distribution
+from tokentwin.calibration.validation.evidence import trust_in_recording
+from tokentwin.dashboard.blocks import facts, figure
+from tokentwin.dashboard.loading import BY_FILES, open_run, token_gaps
+from tokentwin.dashboard.palette import run_colour
+from tokentwin.dashboard.run_page import charts as run_charts
+from tokentwin.dashboard.sheet import Fact
+from tokentwin.dashboard.shown import sentence
+from tokentwin.dashboard.slos import Bounds
+from tokentwin.planning.adapters_and_encoders import adapter_use, adapters_said, recorded_encoding
+from tokentwin.serving.answers.figures import shown_number, shown_share, shown_times
+from tokentwin.serving.metrics import metric
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
+from tokentwin.traces.tables import Distribution
 
 _CELL_PX = 110  # width: four fit side by side on a wide page, two on a narrow one
 _HELP = "Four views of the same run: its tokens, its steps (compute), its memory and its requests."

@@ -13,26 +13,26 @@ from types import MappingProxyType
 
 import streamlit as st
 
-from dashboard import blocks
-from dashboard.blocks import mistake
-from dashboard.bundled import DEMO, bundled_recordings
-from dashboard.library import RECORDING, calibrations, find
-from dashboard.loading import open_run, prefetch
-from dashboard.planned import Planned, Ways, plan_settings, plan_with, planned, strip
-from dashboard.run_page.diagnosis_view import diagnosis_view
-from dashboard.run_page.header import header, headline
-from dashboard.run_page.lifecycles import lifecycle_figures, lifecycles
-from dashboard.run_page.pinned_run import pinned_run
-from dashboard.run_page.request_table import request_table
-from dashboard.run_page.slo_lines import p99_bounds, slo_lines
-from dashboard.run_page.step_time import step_time
-from dashboard.run_page.time_window import Window, over_time, time_window
-from dashboard.run_page.words import disturbance, show_metrics, show_origin
-from dashboard.slos import Bounds, asked_slos, bounds_of
-from dashboard.url import choose, in_url, named, part_in_url, pick
-from serving.errors import UserError
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
+from tokentwin.dashboard import blocks
+from tokentwin.dashboard.blocks import mistake
+from tokentwin.dashboard.bundled import DEMO, bundled_recordings
+from tokentwin.dashboard.library import RECORDING, calibrations, find
+from tokentwin.dashboard.loading import open_run, prefetch
+from tokentwin.dashboard.planned import Planned, Ways, plan_settings, plan_with, planned, strip
+from tokentwin.dashboard.run_page.diagnosis_view import diagnosis_view
+from tokentwin.dashboard.run_page.header import header, headline
+from tokentwin.dashboard.run_page.lifecycles import lifecycle_figures, lifecycles
+from tokentwin.dashboard.run_page.pinned_run import pinned_run
+from tokentwin.dashboard.run_page.request_table import request_table
+from tokentwin.dashboard.run_page.slo_lines import p99_bounds, slo_lines
+from tokentwin.dashboard.run_page.step_time import step_time
+from tokentwin.dashboard.run_page.time_window import Window, over_time, time_window
+from tokentwin.dashboard.run_page.words import disturbance, show_metrics, show_origin
+from tokentwin.dashboard.slos import Bounds, asked_slos, bounds_of
+from tokentwin.dashboard.url import choose, in_url, named, part_in_url, pick
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
 
 _LONG = 250_000  # number of steps up to which the page is complete in a moment
 _VIEWS = {"requests": "Requests", "steps": "Where step time goes", "diagnosis": "Diagnosis", "metrics": "Every metric"}

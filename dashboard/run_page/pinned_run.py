@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dashboard.beside import Shown, Side, pinned, show_beside
-from dashboard.loading import open_run
-from dashboard.palette import CLOCK_NAME
-from dashboard.run_page.header import served, title_of
-from dashboard.run_page.words import LATENCIES, RATES, uncertain
-from serving.answers.figures import NOTHING, shown_number, shown_share, shown_time
-from serving.metrics import metric
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording, notes_of
+from tokentwin.dashboard.beside import Shown, Side, pinned, show_beside
+from tokentwin.dashboard.loading import open_run
+from tokentwin.dashboard.palette import CLOCK_NAME
+from tokentwin.dashboard.run_page.header import served, title_of
+from tokentwin.dashboard.run_page.words import LATENCIES, RATES, uncertain
+from tokentwin.serving.answers.figures import NOTHING, shown_number, shown_share, shown_time
+from tokentwin.serving.metrics import metric
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording, notes_of
 
 
 def pinned_run(recording: Recording, metrics: RunMetrics, name: str, recordings: Mapping[str, Path]) -> None:

@@ -9,19 +9,19 @@ import pyarrow as pa
 import streamlit as st
 from numpy.typing import NDArray
 
-from calibration.validation.evidence import trust_in_recording
-from dashboard.blocks import choosing, data_table, figure
-from dashboard.palette import run_colour
-from dashboard.run_page import charts as run_charts
-from dashboard.run_page.time_window import Window
-from dashboard.series import column
-from dashboard.slos import Bounds
-from dashboard.url import choose, keep, named
-from planning.run_report import status_word
-from serving.answers.figures import shown_time
-from serving.metrics import metric
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
+from tokentwin.calibration.validation.evidence import trust_in_recording
+from tokentwin.dashboard.blocks import choosing, data_table, figure
+from tokentwin.dashboard.palette import run_colour
+from tokentwin.dashboard.run_page import charts as run_charts
+from tokentwin.dashboard.run_page.time_window import Window
+from tokentwin.dashboard.series import column
+from tokentwin.dashboard.slos import Bounds
+from tokentwin.dashboard.url import choose, keep, named
+from tokentwin.planning.run_report import status_word
+from tokentwin.serving.answers.figures import shown_time
+from tokentwin.serving.metrics import metric
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
 
 ROWS = 1000
 

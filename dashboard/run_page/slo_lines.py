@@ -9,16 +9,16 @@ from typing import Any
 import plotly.graph_objects as go
 import streamlit as st
 
-from calibration.validation.evidence import trust_in_recording
-from dashboard.blocks import figure
-from dashboard.cdf_panels import Line, cdf_panels
-from dashboard.palette import run_colour
-from dashboard.shown import literal
-from planning.plan.objectives import Objective, Objectives, parse_objectives
-from serving.answers.figures import shown_share, shown_time
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
-from traces.tables import ecdf
+from tokentwin.calibration.validation.evidence import trust_in_recording
+from tokentwin.dashboard.blocks import figure
+from tokentwin.dashboard.cdf_panels import Line, cdf_panels
+from tokentwin.dashboard.palette import run_colour
+from tokentwin.dashboard.shown import literal
+from tokentwin.planning.plan.objectives import Objective, Objectives, parse_objectives
+from tokentwin.serving.answers.figures import shown_share, shown_time
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
+from tokentwin.traces.tables import ecdf
 
 _HEIGHT = 230
 _HELP = (

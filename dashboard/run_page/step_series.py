@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dashboard.series import column, envelope, extremes
-from traces.recording import Recording
+from tokentwin.dashboard.series import column, envelope, extremes
+from tokentwin.traces.recording import Recording
 
 Array = NDArray[Any]
 Window = tuple[float, float]  # start and end in seconds; both are inside

@@ -8,15 +8,15 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard import blocks
-from dashboard.loading import BY_FILES
-from dashboard.palette import run_colour
-from dashboard.run_page.explained_steps import ExplainedSteps, explained_steps
-from dashboard.run_page.step_time_charts import part_times
-from dashboard.sheet import Sheet
-from dashboard.step_page.charts import roofline
-from dashboard.step_page.operation_table import operation_table
-from traces.recording import Recording
+from tokentwin.dashboard import blocks
+from tokentwin.dashboard.loading import BY_FILES
+from tokentwin.dashboard.palette import run_colour
+from tokentwin.dashboard.run_page.explained_steps import ExplainedSteps, explained_steps
+from tokentwin.dashboard.run_page.step_time_charts import part_times
+from tokentwin.dashboard.sheet import Sheet
+from tokentwin.dashboard.step_page.charts import roofline
+from tokentwin.dashboard.step_page.operation_table import operation_table
+from tokentwin.traces.recording import Recording
 
 _ROOFLINE = (
     "Each point is one operation in decode, prefill or mixed steps, at its FLOPs per byte and its FLOP/s. Larger "

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import plotly.graph_objects as go
 
-from dashboard.palette import NEUTRAL, empty, finish
-from dashboard.palette import bars as draw_bars
-from serving.answers.figures import shown_share
+from tokentwin.dashboard.palette import NEUTRAL, empty, finish
+from tokentwin.dashboard.palette import bars as draw_bars
+from tokentwin.serving.answers.figures import shown_share
 
 _MOST = 4  # parts with a colour of their own; the others share one
 _TOTAL, _OTHER = "all steps", "other"

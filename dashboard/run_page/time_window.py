@@ -6,17 +6,17 @@ import numpy as np
 import plotly.graph_objects as go
 import streamlit as st
 
-from calibration.validation.evidence import trust_in_recording
-from dashboard.blocks import figure
-from dashboard.loading import BY_FILES, open_run
-from dashboard.palette import run_colour
-from dashboard.run_page import charts as run_charts
-from dashboard.run_page.fleet_over_time import FleetOverTime, Series
-from dashboard.run_page.step_series import StepSeries
-from dashboard.url import interval, set_interval
-from serving.metrics import metric
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
+from tokentwin.calibration.validation.evidence import trust_in_recording
+from tokentwin.dashboard.blocks import figure
+from tokentwin.dashboard.loading import BY_FILES, open_run
+from tokentwin.dashboard.palette import run_colour
+from tokentwin.dashboard.run_page import charts as run_charts
+from tokentwin.dashboard.run_page.fleet_over_time import FleetOverTime, Series
+from tokentwin.dashboard.run_page.step_series import StepSeries
+from tokentwin.dashboard.url import interval, set_interval
+from tokentwin.serving.metrics import metric
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
 
 Window = tuple[float, float]
 

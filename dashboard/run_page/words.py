@@ -6,20 +6,20 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from calibration.trust import UNKNOWN, Trust
-from calibration.validation.disturbance import canary_drift
-from dashboard.sheet import Fact, Sheet
-from planning.capacity import Capacity
-from planning.diagnose.document import DiagnosisDocument
-from planning.energy import energy_bands
-from planning.run_report import Bands, distributions, scalars
-from serving.answers.figures import shown_band, shown_change, shown_number, shown_times
-from serving.canary import CALM_DRIFT
-from serving.deployments.gpu_spec import gpus
-from serving.metrics import metric
-from traces.metrics.run_metrics import RunMetrics
-from traces.metrics.saturation import Saturation
-from traces.recording import Recording, notes_of
+from tokentwin.calibration.trust import UNKNOWN, Trust
+from tokentwin.calibration.validation.disturbance import canary_drift
+from tokentwin.dashboard.sheet import Fact, Sheet
+from tokentwin.planning.capacity import Capacity
+from tokentwin.planning.diagnose.document import DiagnosisDocument
+from tokentwin.planning.energy import energy_bands
+from tokentwin.planning.run_report import Bands, distributions, scalars
+from tokentwin.serving.answers.figures import shown_band, shown_change, shown_number, shown_times
+from tokentwin.serving.canary import CALM_DRIFT
+from tokentwin.serving.deployments.gpu_spec import gpus
+from tokentwin.serving.metrics import metric
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.metrics.saturation import Saturation
+from tokentwin.traces.recording import Recording, notes_of
 
 
 def trust(diagnosis: DiagnosisDocument) -> Trust:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from calibration.steps.explanation import ExplainedOperation
-from dashboard.palette import ALARM, NEUTRAL, SIMULATED, bars, dots, finish, line, pale, symbols
-from serving.answers.figures import shown_share
-from serving.deployments.gpu_spec import GpuSpec
-from serving.deployments.weight_types import DTYPE_BYTES
+from tokentwin.calibration.steps.explanation import ExplainedOperation
+from tokentwin.dashboard.palette import ALARM, NEUTRAL, SIMULATED, bars, dots, finish, line, pale, symbols
+from tokentwin.serving.answers.figures import shown_share
+from tokentwin.serving.deployments.gpu_spec import GpuSpec
+from tokentwin.serving.deployments.weight_types import DTYPE_BYTES
 
 BOUND_COLOUR = {"compute": SIMULATED, "memory": pale(SIMULATED), "link": ALARM}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from calibration.steps.explanation import ExplainedOperation
-from dashboard.sheet import Sheet
-from serving.answers.report import Form, Table
+from tokentwin.calibration.steps.explanation import ExplainedOperation
+from tokentwin.dashboard.sheet import Sheet
+from tokentwin.serving.answers.report import Form, Table
 
 _TENTHS = Form("{:,.1f}".format, "%.1f")
 

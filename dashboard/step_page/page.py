@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import streamlit as st
 
-from calibration.operations import uniform_step
-from calibration.steps.explanation import Explanation, explain, token_life
-from calibration.steps.external_calibration import predicted_cost
-from calibration.steps.operation_cost import OperationCost
-from calibration.trust import Trust, weakest
-from dashboard import blocks
-from dashboard.blocks import data_table, figure, heading, mistake
-from dashboard.step_page.charts import parts_bar, roofline
-from dashboard.step_page.operation_table import operation_table
-from dashboard.url import check_numbers, choose, in_url, number, usual_first
-from serving.deployments.config import Deployment
-from serving.deployments.engine_defaults import with_engine_defaults
-from serving.deployments.gpu_spec import find_gpu, gpus
-from serving.deployments.model_catalogue import models
-from serving.deployments.weight_types import weights_dtype
-from serving.errors import UserError
+from tokentwin.calibration.operations import uniform_step
+from tokentwin.calibration.steps.explanation import Explanation, explain, token_life
+from tokentwin.calibration.steps.external_calibration import predicted_cost
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.calibration.trust import Trust, weakest
+from tokentwin.dashboard import blocks
+from tokentwin.dashboard.blocks import data_table, figure, heading, mistake
+from tokentwin.dashboard.step_page.charts import parts_bar, roofline
+from tokentwin.dashboard.step_page.operation_table import operation_table
+from tokentwin.dashboard.url import check_numbers, choose, in_url, number, usual_first
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.engine_defaults import with_engine_defaults
+from tokentwin.serving.deployments.gpu_spec import find_gpu, gpus
+from tokentwin.serving.deployments.model_catalogue import models
+from tokentwin.serving.deployments.weight_types import weights_dtype
+from tokentwin.serving.errors import UserError
 
 
 @in_url

@@ -10,13 +10,25 @@ import pandas as pd
 import plotly.graph_objects as go
 import pyarrow as pa
 
-from calibration.trust import Trust, noted_trust, weakest
-from dashboard.palette import MARKS, SERIES, band, dots, empty, finish, line, log_axis, policy_colour, slo_line, symbols
-from dashboard.series import thin
-from planning.exports.sweep import SweepView
-from planning.sweep.results import SweepResults
-from serving.answers.figures import shown_number
-from serving.metrics import METRICS
+from tokentwin.calibration.trust import Trust, noted_trust, weakest
+from tokentwin.dashboard.palette import (
+    MARKS,
+    SERIES,
+    band,
+    dots,
+    empty,
+    finish,
+    line,
+    log_axis,
+    policy_colour,
+    slo_line,
+    symbols,
+)
+from tokentwin.dashboard.series import thin
+from tokentwin.planning.exports.sweep import SweepView
+from tokentwin.planning.sweep.results import SweepResults
+from tokentwin.serving.answers.figures import shown_number
+from tokentwin.serving.metrics import METRICS
 
 FIRST = ("slo_attainment", "ttft_ms_p99", "tpot_ms_p99", "e2e_ms_p99", "tok_s_gpu", "usd_per_mtok_out")
 SERIES_AT_FIRST = 4

@@ -8,16 +8,27 @@ from typing import Any, NamedTuple
 
 import streamlit as st
 
-from dashboard.deployment_text import MOST_KB, parse_text
-from dashboard.kept_inputs import Incomplete, trace_input
-from dashboard.own_policy import OWN, policies_title, policy_input
-from dashboard.shapes import shapes
-from dashboard.uploads import keep_document, kept_document
-from dashboard.url import amount, check_numbers, choose, choose_many, fresh_key, keep, named, number, pick, usual_first
-from serving.deployments.gpu_spec import gpus
-from serving.deployments.model_catalogue import models
-from serving.errors import UserError
-from serving.scheduler import POLICIES
+from tokentwin.dashboard.deployment_text import MOST_KB, parse_text
+from tokentwin.dashboard.kept_inputs import Incomplete, trace_input
+from tokentwin.dashboard.own_policy import OWN, policies_title, policy_input
+from tokentwin.dashboard.shapes import shapes
+from tokentwin.dashboard.uploads import keep_document, kept_document
+from tokentwin.dashboard.url import (
+    amount,
+    check_numbers,
+    choose,
+    choose_many,
+    fresh_key,
+    keep,
+    named,
+    number,
+    pick,
+    usual_first,
+)
+from tokentwin.serving.deployments.gpu_spec import gpus
+from tokentwin.serving.deployments.model_catalogue import models
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.scheduler import POLICIES
 
 _KEPT = "sweep-*.json"
 _FORMS = {"form": "By form", "yaml": "In YAML"}

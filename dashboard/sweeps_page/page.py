@@ -13,24 +13,24 @@ import pyarrow.compute as pc
 import streamlit as st
 import yaml
 
-from dashboard.blocks import choosing, code, data_table, figure, mistake, titled
-from dashboard.downloads import downloads
-from dashboard.job_view import offer
-from dashboard.kept_inputs import Incomplete
-from dashboard.library import find
-from dashboard.loading import BY_FILES
-from dashboard.palette import SERIES
-from dashboard.sweeps_page import charts as sweep_charts
-from dashboard.sweeps_page.inputs import sweep_inputs
-from dashboard.sweeps_page.query import MOST_MB, ROWS, SECONDS, cut_short, query
-from dashboard.sweeps_page.tasks import DATASET, PARTIAL, SWEEP, UNDER_WAY, check_sweep
-from dashboard.url import choose, choose_many, fresh_key, in_url, interval, keep, named, pick, switch
-from planning.exports.sweep import Sweep, SweepView
-from planning.jobs.job import Job
-from planning.sweep.dataset import ABOUT
-from planning.sweep.results import SweepResults
-from serving.answers.figures import counted
-from serving.errors import UserError
+from tokentwin.dashboard.blocks import choosing, code, data_table, figure, mistake, titled
+from tokentwin.dashboard.downloads import downloads
+from tokentwin.dashboard.job_view import offer
+from tokentwin.dashboard.kept_inputs import Incomplete
+from tokentwin.dashboard.library import find
+from tokentwin.dashboard.loading import BY_FILES
+from tokentwin.dashboard.palette import SERIES
+from tokentwin.dashboard.sweeps_page import charts as sweep_charts
+from tokentwin.dashboard.sweeps_page.inputs import sweep_inputs
+from tokentwin.dashboard.sweeps_page.query import MOST_MB, ROWS, SECONDS, cut_short, query
+from tokentwin.dashboard.sweeps_page.tasks import DATASET, PARTIAL, SWEEP, UNDER_WAY, check_sweep
+from tokentwin.dashboard.url import choose, choose_many, fresh_key, in_url, interval, keep, named, pick, switch
+from tokentwin.planning.exports.sweep import Sweep, SweepView
+from tokentwin.planning.jobs.job import Job
+from tokentwin.planning.sweep.dataset import ABOUT
+from tokentwin.planning.sweep.results import SweepResults
+from tokentwin.serving.answers.figures import counted
+from tokentwin.serving.errors import UserError
 
 SAMPLE = "bundled: Llama-3.1-8B on two GPUs"
 _SAMPLES = Path(__file__).parents[1] / "samples"

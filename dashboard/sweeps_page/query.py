@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from serving.errors import UserError
+from tokentwin.serving.errors import UserError
 
 ROWS = 1000
 MOST_MB = 5  # maximum size of an answer in MB; a browser freezes at a hundred

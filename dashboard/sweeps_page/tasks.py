@@ -12,18 +12,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dashboard.deployment_text import check_bundled
-from planning.deployments import overridden
-from planning.jobs.files import write_json
-from planning.progress import Tell
-from planning.sweep.executors import find_executor
-from planning.sweep.settings import read_sweep
-from planning.sweep.sweep import Sweep
-from serving.deployments.config import Deployment, parse
-from serving.errors import UserError
-from sim.router import ROUTERS
+from tokentwin.dashboard.deployment_text import check_bundled
+from tokentwin.planning.deployments import overridden
+from tokentwin.planning.jobs.files import write_json
+from tokentwin.planning.progress import Tell
+from tokentwin.planning.sweep.executors import find_executor
+from tokentwin.planning.sweep.settings import read_sweep
+from tokentwin.planning.sweep.sweep import Sweep
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.errors import UserError
+from tokentwin.sim.router import ROUTERS
 
-SWEEP = "dashboard.sweeps_page.tasks:sweep"
+SWEEP = "tokentwin.dashboard.sweeps_page.tasks:sweep"
 DATASET = "sweep"  # folder of the dataset in the job's directory
 UNDER_WAY = f".{DATASET}"  # the same folder until the sweep is complete
 PARTIAL = "partial.json"

@@ -9,26 +9,26 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from calibration.trust import MEASURED, UNKNOWN, Trust
-from calibration.validation.evidence import trust_in_report, trust_in_steps
-from calibration.validation.report import ValidationReport, load_residuals, resolve
-from dashboard.sheet import Sheet
-from dashboard.shown import when
-from dashboard.trust_page import charts as trust_charts
-from dashboard.trust_page.external_charts import errors_by_source
-from dashboard.trust_page.results import Column, External, source_row, trust
-from dashboard.trust_page.words import (
+from tokentwin.calibration.trust import MEASURED, UNKNOWN, Trust
+from tokentwin.calibration.validation.evidence import trust_in_report, trust_in_steps
+from tokentwin.calibration.validation.report import ValidationReport, load_residuals, resolve
+from tokentwin.dashboard.sheet import Sheet
+from tokentwin.dashboard.shown import when
+from tokentwin.dashboard.trust_page import charts as trust_charts
+from tokentwin.dashboard.trust_page.external_charts import errors_by_source
+from tokentwin.dashboard.trust_page.results import Column, External, source_row, trust
+from tokentwin.dashboard.trust_page.words import (
     AT_KNOWN_SPEED,
     ERRORS_AT_KNOWN_SPEED,
     bias,
     blind_title,
 )
-from serving.answers.figures import shown_change, shown_percent
-from serving.answers.report import FIGURE, METRIC, PERCENT, Table
-from serving.answers.report import Column as TableColumn
-from serving.errors import UserError
-from serving.metrics import metric
-from traces.metrics.run_metrics import RunMetrics
+from tokentwin.serving.answers.figures import shown_change, shown_percent
+from tokentwin.serving.answers.report import FIGURE, METRIC, PERCENT, Table
+from tokentwin.serving.answers.report import Column as TableColumn
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.metrics import metric
+from tokentwin.traces.metrics.run_metrics import RunMetrics
 
 _REQUESTS = "Real and simulated latency of all requests"
 _STEPS = "Step time, predicted against measured"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard.plan_page.inputs import GPUS, MODEL
-from dashboard.trust_page.own_question import LOADS, Question, engine_of
-from dashboard.trust_page.results import External
-from dashboard.url import check_numbers, choose, link, number, usual_first
-from serving.deployments.gpu_spec import gpus
-from serving.deployments.model_catalogue import models
+from tokentwin.dashboard.plan_page.inputs import GPUS, MODEL
+from tokentwin.dashboard.trust_page.own_question import LOADS, Question, engine_of
+from tokentwin.dashboard.trust_page.results import External
+from tokentwin.dashboard.url import check_numbers, choose, link, number, usual_first
+from tokentwin.serving.deployments.gpu_spec import gpus
+from tokentwin.serving.deployments.model_catalogue import models
 
 _WEIGHTS = {"bf16": "16 bits", "fp8": "FP8", "fp4": "FP4", "int4": "INT4"}
 _KV_CACHE = ("bf16", "fp8")

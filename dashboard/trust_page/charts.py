@@ -11,9 +11,9 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from calibration.validation.report import RunRow
-from dashboard.cdf_panels import Line, cdf_panels
-from dashboard.palette import (
+from tokentwin.calibration.validation.report import RunRow
+from tokentwin.dashboard.cdf_panels import Line, cdf_panels
+from tokentwin.dashboard.palette import (
     NEUTRAL,
     REAL,
     SIMULATED,
@@ -28,10 +28,10 @@ from dashboard.palette import (
     tint,
     whiskers,
 )
-from dashboard.series import thin
-from serving.answers.figures import shown_band, shown_number, shown_percent
-from serving.metrics import label_of
-from traces.tables import Floats, ecdf
+from tokentwin.dashboard.series import thin
+from tokentwin.serving.answers.figures import shown_band, shown_number, shown_percent
+from tokentwin.serving.metrics import label_of
+from tokentwin.traces.tables import Floats, ecdf
 
 REGIMES = ("prefill", "decode", "mixed")
 _POINTS = 1500

@@ -14,25 +14,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from calibration.operations import StepSizes
-from calibration.steps.explanation import explain
-from calibration.steps.features import STEP_FEATURES, MeasuredSteps, recorded_sizes
-from calibration.steps.interval import REACH
-from calibration.steps.observed import pure
-from calibration.steps.operation_cost import OperationCost
-from calibration.steps.step_cost import Calibration
-from calibration.steps.step_trust import Beyond, beyond, factor_beyond, first_reason, step_trust
-from calibration.trust import Trust, TrustLevel
-from calibration.validation.decision_replay import recorded_deployment
-from calibration.validation.evidence import NEGLIGIBLE
-from dashboard.bundled import DEMO
-from dashboard.library import calibrations
-from dashboard.series import column, thin
-from planning.repricing import Source, fitting_sources, repriced, source_of
-from serving.cost_model import DECODE_BUCKETS, padded
-from serving.deployments.config import Deployment
-from serving.errors import UserError
-from traces.recording import Recording
+from tokentwin.calibration.operations import StepSizes
+from tokentwin.calibration.steps.explanation import explain
+from tokentwin.calibration.steps.features import STEP_FEATURES, MeasuredSteps, recorded_sizes
+from tokentwin.calibration.steps.interval import REACH
+from tokentwin.calibration.steps.observed import pure
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.calibration.steps.step_cost import Calibration
+from tokentwin.calibration.steps.step_trust import Beyond, beyond, factor_beyond, first_reason, step_trust
+from tokentwin.calibration.trust import Trust, TrustLevel
+from tokentwin.calibration.validation.decision_replay import recorded_deployment
+from tokentwin.calibration.validation.evidence import NEGLIGIBLE
+from tokentwin.dashboard.bundled import DEMO
+from tokentwin.dashboard.library import calibrations
+from tokentwin.dashboard.series import column, thin
+from tokentwin.planning.repricing import Source, fitting_sources, repriced, source_of
+from tokentwin.serving.cost_model import DECODE_BUCKETS, padded
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.recording import Recording
 
 Floats = NDArray[np.float64]
 

@@ -10,9 +10,9 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from dashboard.palette import ALARM, CLOCK_NAME, NEUTRAL, REAL, dots, finish, legend_once, run_colour, tint
-from dashboard.series import thin
-from dashboard.trust_page.domain import NO_ROWS, Domain, Map
+from tokentwin.dashboard.palette import ALARM, CLOCK_NAME, NEUTRAL, REAL, dots, finish, legend_once, run_colour, tint
+from tokentwin.dashboard.series import thin
+from tokentwin.dashboard.trust_page.domain import NO_ROWS, Domain, Map
 
 _POINTS = 1200
 _FAR = 3.0  # doublings beyond the measured steps at which grey is darkest

@@ -8,17 +8,17 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard import blocks
-from dashboard.blocks import mistake
-from dashboard.loading import BY_FILES
-from dashboard.sheet import Sheet
-from dashboard.trust_page.domain import Domain, domain, timed_by
-from dashboard.trust_page.domain_charts import domain_maps
-from dashboard.url import choose, forget, moved
-from planning.repricing import Source
-from serving.answers.figures import shown_share
-from serving.errors import UserError
-from traces.recording import Recording
+from tokentwin.dashboard import blocks
+from tokentwin.dashboard.blocks import mistake
+from tokentwin.dashboard.loading import BY_FILES
+from tokentwin.dashboard.sheet import Sheet
+from tokentwin.dashboard.trust_page.domain import Domain, domain, timed_by
+from tokentwin.dashboard.trust_page.domain_charts import domain_maps
+from tokentwin.dashboard.url import choose, forget, moved
+from tokentwin.planning.repricing import Source
+from tokentwin.serving.answers.figures import shown_share
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.recording import Recording
 
 TITLE = "Measured steps, and the steps of this run"
 _HELP = (

@@ -9,9 +9,9 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboard.palette import NEUTRAL, REAL, SIMULATED, dots, empty, finish, legend_once, line
-from dashboard.trust_page.results import Column, Figure, Source
-from serving.answers.figures import shown_number
+from tokentwin.dashboard.palette import NEUTRAL, REAL, SIMULATED, dots, empty, finish, legend_once, line
+from tokentwin.dashboard.trust_page.results import Column, Figure, Source
+from tokentwin.serving.answers.figures import shown_number
 
 _RATES = ("request_throughput", "output_throughput", "total_throughput", "makespan_s", "saturated")
 _FAMILIES = (  # beginnings of figures' names, by their panel

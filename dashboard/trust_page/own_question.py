@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from calibration.validation.external.served import precisions
-from dashboard.plan_page.words import model_name
-from dashboard.trust_page.results import External, Figure, Served, Source, covered, median_errors_pct
-from planning.plan.document import PlanDocument
-from planning.plan.objectives import Objective, parse_objectives
-from serving.answers.figures import shown_percent, shown_share
-from serving.deployments.config import Deployment
-from serving.errors import UserError
-from serving.metrics import metric
+from tokentwin.calibration.validation.external.served import precisions
+from tokentwin.dashboard.plan_page.words import model_name
+from tokentwin.dashboard.trust_page.results import External, Figure, Served, Source, covered, median_errors_pct
+from tokentwin.planning.plan.document import PlanDocument
+from tokentwin.planning.plan.objectives import Objective, parse_objectives
+from tokentwin.serving.answers.figures import shown_percent, shown_share
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.metrics import metric
 
 _NEAR = 2.0  # maximum factor between the numbers of requests at a time of near runs
 _COVERED = 0.8  # share of the measured values inside bands that should contain 0.9 of them

@@ -14,20 +14,20 @@ from typing import TypeVar
 import plotly.graph_objects as go
 import streamlit as st
 
-from calibration.validation.evidence import trust_in_report
-from calibration.validation.report import REPORT, ValidationReport, load_report, resolve
-from dashboard import blocks
-from dashboard.blocks import badge, data_table, mistake
-from dashboard.bundled import DEMO, DEMO_ON_VLLM, bundled_recordings
-from dashboard.downloads import downloads
-from dashboard.library import RECORDING, find
-from dashboard.loading import BY_FILES, open_run
-from dashboard.plan_page.words import EXAMPLE
-from dashboard.planned import Ways, planned_or_bundled, strip
-from dashboard.sheet import Fact
-from dashboard.shown import literal, sentence, when
-from dashboard.slos import asked_slos
-from dashboard.trust_page.answer import (
+from tokentwin.calibration.validation.evidence import trust_in_report
+from tokentwin.calibration.validation.report import REPORT, ValidationReport, load_report, resolve
+from tokentwin.dashboard import blocks
+from tokentwin.dashboard.blocks import badge, data_table, mistake
+from tokentwin.dashboard.bundled import DEMO, DEMO_ON_VLLM, bundled_recordings
+from tokentwin.dashboard.downloads import downloads
+from tokentwin.dashboard.library import RECORDING, find
+from tokentwin.dashboard.loading import BY_FILES, open_run
+from tokentwin.dashboard.plan_page.words import EXAMPLE
+from tokentwin.dashboard.planned import Ways, planned_or_bundled, strip
+from tokentwin.dashboard.sheet import Fact
+from tokentwin.dashboard.shown import literal, sentence, when
+from tokentwin.dashboard.slos import asked_slos
+from tokentwin.dashboard.trust_page.answer import (
     ComparedLatencies,
     compared_latencies,
     figures,
@@ -36,10 +36,10 @@ from dashboard.trust_page.answer import (
     show_runs,
     show_steps,
 )
-from dashboard.trust_page.asked_question import asked_question, is_asked
-from dashboard.trust_page.domain_view import show_domain
-from dashboard.trust_page.own_question import Question, judged, questions
-from dashboard.trust_page.results import (
+from tokentwin.dashboard.trust_page.asked_question import asked_question, is_asked
+from tokentwin.dashboard.trust_page.domain_view import show_domain
+from tokentwin.dashboard.trust_page.own_question import Question, judged, questions
+from tokentwin.dashboard.trust_page.results import (
     Clients,
     Decisions,
     External,
@@ -48,15 +48,15 @@ from dashboard.trust_page.results import (
     newest_decisions,
     newest_external,
 )
-from dashboard.trust_page.rungs import LADDER, Rung, rungs
-from dashboard.trust_page.words import FLOOR, disturbance, engine_of, made_of
-from dashboard.url import choose, in_url, named, part_in_url, pick
-from planning.exports.validation import Validation
-from planning.learn.watched import FILE as WATCHED
-from planning.learn.watched import read_look
-from planning.measure.front_door import clients_table
-from planning.plan.objectives import parse_objectives
-from serving.errors import UserError
+from tokentwin.dashboard.trust_page.rungs import LADDER, Rung, rungs
+from tokentwin.dashboard.trust_page.words import FLOOR, disturbance, engine_of, made_of
+from tokentwin.dashboard.url import choose, in_url, named, part_in_url, pick
+from tokentwin.planning.exports.validation import Validation
+from tokentwin.planning.learn.watched import FILE as WATCHED
+from tokentwin.planning.learn.watched import read_look
+from tokentwin.planning.measure.front_door import clients_table
+from tokentwin.planning.plan.objectives import parse_objectives
+from tokentwin.serving.errors import UserError
 
 Results = TypeVar("Results")
 

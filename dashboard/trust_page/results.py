@@ -11,13 +11,13 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from calibration.trust import EXTRAPOLATED, Trust, least_certain, noted_trust, weakest
-from dashboard.bundled import EXTERNAL_SAMPLE
-from dashboard.library import find, stamp
-from serving.answers.figures import shown_band
-from serving.data_file import parse_json, with_present_names
-from serving.deployments.config import parse
-from serving.errors import UserError
+from tokentwin.calibration.trust import EXTRAPOLATED, Trust, least_certain, noted_trust, weakest
+from tokentwin.dashboard.bundled import EXTERNAL_SAMPLE
+from tokentwin.dashboard.library import find, stamp
+from tokentwin.serving.answers.figures import shown_band
+from tokentwin.serving.data_file import parse_json, with_present_names
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.errors import UserError
 
 EXTERNAL, CLIENTS, DECISIONS = "external.json", "clients.json", "decisions.json"
 LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from calibration.validation.report import Regime, RunRow, ValidationReport
-from dashboard.trust_page.results import Clients, Decisions, External, covered, median_errors_pct
-from serving.answers.figures import shown_band, shown_change, shown_percent, shown_share
-from serving.metrics import label_of
+from tokentwin.calibration.validation.report import Regime, RunRow, ValidationReport
+from tokentwin.dashboard.trust_page.results import Clients, Decisions, External, covered, median_errors_pct
+from tokentwin.serving.answers.figures import shown_band, shown_change, shown_percent, shown_share
+from tokentwin.serving.metrics import label_of
 
 LADDER = "Each check is called a rung. A higher rung checks more, and depends on the rungs below it."
 _NOT_CLIMBED = "This report does not contain this check."

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from calibration.validation.report import ValidationReport
-from dashboard.shown import when
-from serving.answers.figures import shown_change
+from tokentwin.calibration.validation.report import ValidationReport
+from tokentwin.dashboard.shown import when
+from tokentwin.serving.answers.figures import shown_change
 
 CANARY = "A canary step is a fixed step that is repeated during the run; its time should never change. "
 FLOOR = (

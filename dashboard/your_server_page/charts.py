@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from dashboard.palette import REAL, SIMULATED, dots, finish, line, log_axis
-from planning.learn.document import PromptPoint, StepPoint
+from tokentwin.dashboard.palette import REAL, SIMULATED, dots, finish, line, log_axis
+from tokentwin.planning.learn.document import PromptPoint, StepPoint
 
 _SHORT = 1000  # mean context in tokens up to which a plateau counts as one of short contexts
 

@@ -8,18 +8,18 @@ from types import MappingProxyType
 
 import streamlit as st
 
-from dashboard import blocks, sheet
-from dashboard.blocks import beside, code, figure, mistake
-from dashboard.bundled import SAMPLES
-from dashboard.downloads import downloads
-from dashboard.library import find
-from dashboard.planned import Ways
-from dashboard.shown import literal
-from dashboard.url import choose, in_url
-from dashboard.your_server_page.charts import prompts_chart, steps_chart
-from planning.learn.document import FILE, LearntServer
-from planning.learn.watched import read_look
-from serving.errors import UserError
+from tokentwin.dashboard import blocks, sheet
+from tokentwin.dashboard.blocks import beside, code, figure, mistake
+from tokentwin.dashboard.bundled import SAMPLES
+from tokentwin.dashboard.downloads import downloads
+from tokentwin.dashboard.library import find
+from tokentwin.dashboard.planned import Ways
+from tokentwin.dashboard.shown import literal
+from tokentwin.dashboard.url import choose, in_url
+from tokentwin.dashboard.your_server_page.charts import prompts_chart, steps_chart
+from tokentwin.planning.learn.document import FILE, LearntServer
+from tokentwin.planning.learn.watched import read_look
+from tokentwin.serving.errors import UserError
 
 SAMPLE = SAMPLES / FILE
 _EXAMPLE = "bundled example"

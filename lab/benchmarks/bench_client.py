@@ -24,10 +24,10 @@ from typing import Any, cast
 import numpy as np
 
 from lab.benchmarks.front_door import cpu_s
-from planning.bench.request import BenchTarget
-from serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.planning.bench.request import BenchTarget
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
 from tokentwin.tables import print_table
-from traces.recording import Recording
+from tokentwin.traces.recording import Recording
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nTransfer-Encoding: chunked\r\n\r\n"
 _MODELS = b'{"data": [{"id": "m"}]}'
@@ -98,7 +98,7 @@ async def serve() -> None:
 
 def measure(requests: int, rate: float, tokens: int, seed: int) -> dict[str, float]:
     """Send `requests` at `rate` a second to a new server; return the differences of TTFT and their parts in ms."""
-    from planning.bench.client import bench
+    from tokentwin.planning.bench.client import bench
 
     arrivals = np.cumsum(np.random.default_rng(seed).exponential(1e9 / rate, requests)).astype(int)
     offered = [WorkloadRequest(at, int(ns), ((PRIVATE, 500),), tokens) for at, ns in enumerate(arrivals)]

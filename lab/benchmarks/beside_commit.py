@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from lab.benchmarks.peers.simulators import timed
-from serving.deployments.config import SchedulerConfig
+from tokentwin.serving.deployments.config import SchedulerConfig
 from tokentwin.tables import print_table
 
 ROOT = Path(__file__).parents[2]

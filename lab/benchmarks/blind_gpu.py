@@ -22,23 +22,23 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from calibration.steps.external_calibration import identity
-from calibration.steps.observed import JudgedCost
-from calibration.steps.surface_fit import known_model
-from calibration.validation.bands import bands, run_metrics
-from calibration.validation.decision_replay import recorded_deployment
 from lab.benchmarks.gpu_twin import decode_plan, pace, suite_deployment
 from lab.gpu_suite.engine_benchmark import usual_workload
 from lab.gpu_suite.recorded_runs import scenarios, unpack
 from lab.gpu_suite.results import load
 from lab.gpu_suite.sizes import gpu_sizes
-from planning.costs import priced
-from serving.answers.markdown import markdown_table
-from serving.deployments.config import Deployment
-from serving.errors import UserError
-from serving.workload import Workload, WorkloadRequest
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
+from tokentwin.calibration.steps.external_calibration import identity
+from tokentwin.calibration.steps.observed import JudgedCost
+from tokentwin.calibration.steps.surface_fit import known_model
+from tokentwin.calibration.validation.bands import bands, run_metrics
+from tokentwin.calibration.validation.decision_replay import recorded_deployment
+from tokentwin.planning.costs import priced
+from tokentwin.serving.answers.markdown import markdown_table
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
 
 ENGINES = ("large", "small", "mixture", "fp8", "int4")
 _FIGURES = tuple((metric, stat) for metric in ("ttft_ms", "tpot_ms", "e2e_ms") for stat in ("mean", "p99"))

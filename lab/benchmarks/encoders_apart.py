@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from calibration.steps.observed import pure
-from calibration.steps.operation_cost import OperationCost
-from planning.costs import priced
-from planning.priced_scenario import PricedScenario, price_scenario
-from serving.deployments.config import Deployment, parse
-from serving.workload import PRIVATE, Item, Workload, WorkloadRequest
+from tokentwin.calibration.steps.observed import pure
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.planning.costs import priced
+from tokentwin.planning.priced_scenario import PricedScenario, price_scenario
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.workload import PRIVATE, Item, Workload, WorkloadRequest
 
 _1080P, _1080P_OF_QWEN2_5 = 2040, 2691  # placeholder tokens of an image: 1920 x 1080 in blocks of 32, and of 28, pixels
 _SGLANG: dict[str, Any] = {"engine": "sglang", "policy": "sglang", "multimodal": {}}

@@ -18,8 +18,8 @@ from typing import Any
 
 import yaml
 
-from planning.plan import planner
-from planning.plan.request import PlanRequest
+from tokentwin.planning.plan import planner
+from tokentwin.planning.plan.request import PlanRequest
 
 
 def question(seed: int, traffic: Path) -> PlanRequest:

@@ -26,12 +26,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from planning.deployments import served
-from planning.priced_scenario import price_scenario, with_fleet
-from serving.workload import Workload, WorkloadRequest
 from tests.apiserver.served import Server, serving
+from tokentwin.planning.deployments import served
+from tokentwin.planning.priced_scenario import price_scenario, with_fleet
+from tokentwin.serving.workload import Workload, WorkloadRequest
 from tokentwin.tables import print_table
-from traces.recording import Recording
+from tokentwin.traces.recording import Recording
 
 REPLICAS = 4
 GPU, MODEL, MAX_NUM_SEQS = "H100", "Llama-3.1-8B", 256

@@ -29,26 +29,26 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from calibration.kernels.own_kernels import kernel_ratios
-from calibration.steps.correction import Correction
-from calibration.steps.features import CPU_FEATURES, REGIMES, STEP_FEATURES, MeasuredSteps
-from calibration.steps.fit import fit, predict
-from calibration.steps.step_cost import Calibration, StepCost
-from calibration.steps.surface_fit import known_model, surfaces_for
-from calibration.steps.surfaces import Surfaces, kernels_of
-from calibration.validation.bands import run_metrics
 from lab.gpu_suite.recorded_runs import Pace, scenarios, usual_lengths
 from lab.gpu_suite.sizes import gpu_sizes
-from serving.answers.markdown import markdown_table
-from serving.cost_model import TOKEN_BUCKETS, CostModel
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.kv_capacity import kv_capacity
-from serving.step_plan import StepPlan
-from serving.workload import Workload
-from sim.cluster import Cluster
-from sim.run_log import TableSink
-from traces.metrics.run_metrics import RunMetrics
+from tokentwin.calibration.kernels.own_kernels import kernel_ratios
+from tokentwin.calibration.steps.correction import Correction
+from tokentwin.calibration.steps.features import CPU_FEATURES, REGIMES, STEP_FEATURES, MeasuredSteps
+from tokentwin.calibration.steps.fit import fit, predict
+from tokentwin.calibration.steps.step_cost import Calibration, StepCost
+from tokentwin.calibration.steps.surface_fit import known_model, surfaces_for
+from tokentwin.calibration.steps.surfaces import Surfaces, kernels_of
+from tokentwin.calibration.validation.bands import run_metrics
+from tokentwin.serving.answers.markdown import markdown_table
+from tokentwin.serving.cost_model import TOKEN_BUCKETS, CostModel
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.kv_capacity import kv_capacity
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import Workload
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.metrics.run_metrics import RunMetrics
 
 GPU = "H200"
 KERNELS = Path(__file__).parents[1] / "results" / "gpu" / "h200" / "kernels.parquet"

@@ -8,20 +8,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibration.steps.correction import COMPUTE
-from calibration.steps.external_calibration import blind, kernels
-from calibration.steps.operation_cost import OperationCost
-from planning.learn.answers import Answer, simulated
-from planning.learn.questions import Question
-from planning.learn.twin import ROUTERS, Setting
-from serving.cost_model import CostModel, decode_plans
-from serving.deployments.config import Deployment
-from serving.deployments.engine_defaults import with_engine_defaults
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.kv_capacity import kv_capacity
-from serving.deployments.model_catalogue import find_model
-from serving.front_door import FrontDoor
-from serving.step_plan import StepPlan
+from tokentwin.calibration.steps.correction import COMPUTE
+from tokentwin.calibration.steps.external_calibration import blind, kernels
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.planning.learn.answers import Answer, simulated
+from tokentwin.planning.learn.questions import Question
+from tokentwin.planning.learn.twin import ROUTERS, Setting
+from tokentwin.serving.cost_model import CostModel, decode_plans
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.engine_defaults import with_engine_defaults
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.kv_capacity import kv_capacity
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.front_door import FrontDoor
+from tokentwin.serving.step_plan import StepPlan
 
 _MODELS = (("meta-llama/Llama-3.1-8B-Instruct", 1), ("Qwen/Qwen3-32B", 2), ("meta-llama/Llama-3.1-70B-Instruct", 4))
 _GPUS = ("H100", "H200", "A100-80G")

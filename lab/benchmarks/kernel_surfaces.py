@@ -18,17 +18,17 @@ from pathlib import Path
 
 import numpy as np
 
-from calibration.kernels.catalogue import TransferredKernels
-from calibration.kernels.collectives import COLLECTIVES, Collectives, over_nvlink, read_forms, transferred
-from calibration.kernels.surfaces import KernelSurfaces, about_surfaces, bundled, bundled_names, read_surfaces
-from calibration.operations import Collective, Gemm, StepSizes, floor_ns
-from calibration.step_operations import step_operations
 from lab.kernels.aiconfigurator import PACKAGE, SYSTEMS, Measured, measurements
 from lab.kernels.surface_fit import fit_kernel
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
+from tokentwin.calibration.kernels.catalogue import TransferredKernels
+from tokentwin.calibration.kernels.collectives import COLLECTIVES, Collectives, over_nvlink, read_forms, transferred
+from tokentwin.calibration.kernels.surfaces import KernelSurfaces, about_surfaces, bundled, bundled_names, read_surfaces
+from tokentwin.calibration.operations import Collective, Gemm, StepSizes, floor_ns
+from tokentwin.calibration.step_operations import step_operations
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
 
 # Sizes that are left out of the fit, so that nothing is known from 10240 to 51200. The tables have no wider gap than
 # from 16384 to 51200.

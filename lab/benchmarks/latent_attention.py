@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from calibration.kernels.catalogue import load_kernels
-from calibration.operations import uniform_step
-from calibration.step_operations import step_operations
 from lab.kernels.aiconfigurator import PACKAGE, tables_root
-from serving.deployments.attention import CompressedAttention
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.model_catalogue import find_model
-from serving.deployments.model_spec import ModelSpec
+from tokentwin.calibration.kernels.catalogue import load_kernels
+from tokentwin.calibration.operations import uniform_step
+from tokentwin.calibration.step_operations import step_operations
+from tokentwin.serving.deployments.attention import CompressedAttention
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.deployments.model_spec import ModelSpec
 
 MODULE = {"queries up", "attention out", "keys and values up", "queries to latent", "latent to values", "latent down"}
 MODULE |= {"values down", "index queries", "prefill attention", "decode attention", "rotary, KV write", "latent norms"}

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lab.benchmarks.hidden_servers import HiddenServer, hidden_server
-from planning.learn.answers import Answer
-from planning.learn.learner import Learner
-from planning.learn.proof import proof_rows, spread_pct
-from planning.learn.questions import Bounds, Question
-from planning.learn.session import interval_of, late_ms_of
-from planning.learn.twin import Setting, Twin
-from serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.planning.learn.answers import Answer
+from tokentwin.planning.learn.learner import Learner
+from tokentwin.planning.learn.proof import proof_rows, spread_pct
+from tokentwin.planning.learn.questions import Bounds, Question
+from tokentwin.planning.learn.session import interval_of, late_ms_of
+from tokentwin.planning.learn.twin import Setting, Twin
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
 
 _BOUNDS = Bounds(concurrency=256, longest=16_384)
 _CLIENTS = 64

@@ -17,13 +17,13 @@ from urllib.request import Request, urlopen
 
 import yaml
 
-from planning.home import home
-from planning.learn.document import LearntServer
-from planning.learn.request import LearnRequest
-from planning.learn.session import learn
-from serving.deployments.config import Deployment
 from tests.apiserver.served import serving
 from tests.vllm.served_vllm import vllm_serving
+from tokentwin.planning.home import home
+from tokentwin.planning.learn.document import LearntServer
+from tokentwin.planning.learn.request import LearnRequest
+from tokentwin.planning.learn.session import learn
+from tokentwin.serving.deployments.config import Deployment
 
 _HIDDEN = {"max_num_batched_tokens": 512, "max_num_seqs": 12, "enable_prefix_caching": True, "async_scheduling": False}
 _LENGTH = 2048
@@ -58,7 +58,12 @@ def hidden(kind: str, folder: Path, recorded: bool) -> Iterator[str]:
     options += ["--num-gpu-blocks-override", str(blocks)]
     if recorded:
         about = json.dumps({"tokentwin": {"record": str((folder / "served").resolve())}})
-        options += ["--scheduler-cls", "vllmside.recording_scheduler.RecordingScheduler", "--additional-config", about]
+        options += [
+            "--scheduler-cls",
+            "tokentwin.vllmside.recording_scheduler.RecordingScheduler",
+            "--additional-config",
+            about,
+        ]
     with vllm_serving(folder, home() / "models" / "smollm2", *options) as (host, port):
         url = f"http://{host}:{port}"
         _warm_up(url, "m")

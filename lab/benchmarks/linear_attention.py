@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from calibration.kernels.catalogue import load_kernels
-from calibration.linear_attention import LinearDecode, LinearPrefill
 from lab.kernels.aiconfigurator import PACKAGE, tables_root
-from serving.deployments.gpu_spec import find_gpu
+from tokentwin.calibration.kernels.catalogue import load_kernels
+from tokentwin.calibration.linear_attention import LinearDecode, LinearPrefill
+from tokentwin.serving.deployments.gpu_spec import find_gpu
 
 _POINT = ("phase", "batch_size", "seq_len", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "d_conv")
 

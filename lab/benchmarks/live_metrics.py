@@ -12,10 +12,10 @@ import argparse
 import json
 from time import perf_counter_ns, process_time_ns
 
-from apiserver.engine_messages import Admitted, StepEnd
-from apiserver.live_metrics import LiveMetrics, ReplicaNow
-from apiserver.messages import Add
-from serving.deployments.config import Deployment
+from tokentwin.apiserver.engine_messages import Admitted, StepEnd
+from tokentwin.apiserver.live_metrics import LiveMetrics, ReplicaNow
+from tokentwin.apiserver.messages import Add
+from tokentwin.serving.deployments.config import Deployment
 
 _OUTPUT = 200
 _SCRAPES = 20

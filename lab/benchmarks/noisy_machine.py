@@ -21,13 +21,13 @@ from statistics import median
 
 import numpy as np
 
-from calibration.validation.covalidation import covalidate
-from calibration.validation.report import ValidationReport
-from planning.measure.calibrator import fit_recordings, measure
-from planning.measure.demo_size import demo_size
-from planning.measure.real_engine import load_engine, pace_of, record_whole
-from serving.deployments.config import Deployment, parse
-from traces.synth import parse_spec, synthesise
+from tokentwin.calibration.validation.covalidation import covalidate
+from tokentwin.calibration.validation.report import ValidationReport
+from tokentwin.planning.measure.calibrator import fit_recordings, measure
+from tokentwin.planning.measure.demo_size import demo_size
+from tokentwin.planning.measure.real_engine import load_engine, pace_of, record_whole
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.traces.synth import parse_spec, synthesise
 
 SCHEDULER = {"max_num_seqs": 16, "max_num_batched_tokens": 256, "max_model_len": 1024, "num_blocks": 300}
 ON_S, OFF_S = (0.05, 2.0), (0.2, 4.0)  # seconds of computing and of resting, drawn uniformly between these

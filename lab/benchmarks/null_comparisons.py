@@ -14,16 +14,16 @@ import numpy as np
 import pyarrow as pa
 from scipy.signal import lfilter
 
-from planning.compare.comparison import compare
-from planning.compare.document import RanDeployment, Side
-from planning.compare.paired_runs import PairedRuns
-from planning.priced_scenario import PricedScenario
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.step_plan import StepPlan
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.run_log import TableSink
+from tokentwin.planning.compare.comparison import compare
+from tokentwin.planning.compare.document import RanDeployment, Side
+from tokentwin.planning.compare.paired_runs import PairedRuns
+from tokentwin.planning.priced_scenario import PricedScenario
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
 
 MS, S = 1_000_000, 1_000_000_000
 RUNS = int(sys.argv[1]) if sys.argv[1:] else 200

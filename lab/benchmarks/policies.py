@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.workload import PRIVATE, Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.run_log import TableSink
-from traces.metrics.run_metrics import RunMetrics
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.metrics.run_metrics import RunMetrics
 
 SECONDS = 120
 RATES = {"big": 28.0, "left": 5.0, "right": 5.0}  # requests/s

@@ -11,15 +11,15 @@ from time import thread_time_ns
 
 import numpy as np
 
-from realengine.sampling import SamplingParams
-from realengine.seating import Seating
-from realengine.sequence import TokenSequence
-from realengine.step_input import Ints, Packed, pack
-from serving.decode_set import DecodeSet
-from serving.deployments.config import SchedulerConfig
-from serving.request import Request
-from serving.step_plan import Row, StepPlan
-from serving.workload import WorkloadRequest
+from tokentwin.realengine.sampling import SamplingParams
+from tokentwin.realengine.seating import Seating
+from tokentwin.realengine.sequence import TokenSequence
+from tokentwin.realengine.step_input import Ints, Packed, pack
+from tokentwin.serving.decode_set import DecodeSet
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.request import Request
+from tokentwin.serving.step_plan import Row, StepPlan
+from tokentwin.serving.workload import WorkloadRequest
 
 _ROWS, _PROMPT, _STEPS = 256, 1000, 300
 _BLOCKS = 128  # of each request

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.steps.features import REGIMES, Floats, MeasuredSteps
-from calibration.steps.fit import LINEAR, SURFACES, linear, unseen_by
-from calibration.steps.machine_slowdown import MachineSlowdown
-from calibration.steps.surface_fit import best_balance, surfaces_for
-from calibration.validation.decision_replay import recorded_deployment
-from serving.answers.markdown import markdown_table
-from traces.recording import Recording
+from tokentwin.calibration.steps.features import REGIMES, Floats, MeasuredSteps
+from tokentwin.calibration.steps.fit import LINEAR, SURFACES, linear, unseen_by
+from tokentwin.calibration.steps.machine_slowdown import MachineSlowdown
+from tokentwin.calibration.steps.surface_fit import best_balance, surfaces_for
+from tokentwin.calibration.validation.decision_replay import recorded_deployment
+from tokentwin.serving.answers.markdown import markdown_table
+from tokentwin.traces.recording import Recording
 
 
 def main() -> None:

@@ -26,8 +26,8 @@ from typing import Any
 import yaml
 from click.testing import CliRunner
 
-from serving.deployments.config import merged
 from tokentwin.cli import cli
+from tokentwin.serving.deployments.config import merged
 
 _QUESTIONS = Path(__file__).with_name("questions.yaml")
 _UNSURE = ("unknown",)  # levels of trust of an answer that warns of itself

@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.fleet import FleetConfig
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.router import ROUTERS
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.fleet import FleetConfig
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.router import ROUTERS
 from tokentwin.tables import print_table
 
 FLEETS = (1, 10, 100, 1000)

@@ -13,9 +13,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from pathlib import Path
 
 from lab.gpu_suite.engine_benchmark import timing_cost
-from realengine.engine import Engine
-from realengine.models.weights import load_model_files
-from serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.realengine.engine import Engine
+from tokentwin.realengine.models.weights import load_model_files
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
 
 if __name__ == "__main__":
     for overlapped in (False, True):

@@ -14,14 +14,14 @@ import json
 import time
 from statistics import median
 
-from calibration.steps.external_calibration import ExternalCalibration, blind, kernels
-from calibration.steps.observed import ObservedOperations
 from lab.benchmarks.sim_speed import SCHEDULER, Discard, Poisson
-from serving.cost_model import CostModel, TokenCost
-from serving.deployments.config import Deployment
-from serving.deployments.model_catalogue import find_model
-from serving.workload import Workload
-from sim.cluster import Cluster
+from tokentwin.calibration.steps.external_calibration import ExternalCalibration, blind, kernels
+from tokentwin.calibration.steps.observed import ObservedOperations
+from tokentwin.serving.cost_model import CostModel, TokenCost
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.workload import Workload
+from tokentwin.sim.cluster import Cluster
 
 REQUESTS, REPLICAS = 20_000, 16
 ROUNDS = 5

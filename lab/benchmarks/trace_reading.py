@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-_READ = "from traces.formats.trace_file import read_workload; requests = read_workload({!r}).requests"
+_READ = "from tokentwin.traces.formats.trace_file import read_workload; requests = read_workload({!r}).requests"
 # Not ru_maxrss: it begins with the memory of the process that started this one.
 _TELL = "; import re, time; status = open('/proc/self/status').read(); "
 _TELL += "print(time.process_time(), re.search(r'VmHWM:\\s+(\\d+)', status)[1])"
@@ -59,7 +59,7 @@ def _cost(code: str) -> tuple[float, float]:
 
 def main(requests: int) -> None:
     print(f"{'trace':16}{'file MB':>9}{'read s':>9}{'MB':>7}{'and pass s':>12}{'MB':>7}")
-    cpu_s, memory = _cost("import traces.formats.trace_file")
+    cpu_s, memory = _cost("import tokentwin.traces.formats.trace_file")
     print(f"{'import':16}{'':9}{cpu_s:9.2f}{memory:7.0f}")
     with tempfile.TemporaryDirectory() as folder:
         for name, lines in _lines(requests).items():

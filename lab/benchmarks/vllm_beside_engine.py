@@ -17,18 +17,18 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from calibration.steps.step_cost import Calibration, StepCost
-from calibration.validation.decision_replay import recorded_deployment, replay_decisions
 from lab.benchmarks import vllm_changes
 from lab.benchmarks.vllm_changes import METRICS
-from planning.measure.real_engine import load_engines, pace_of, record_whole
-from planning.priced_scenario import PricedScenario
-from realengine.offered_workload import at_once
-from serving.deployments.config import Deployment, parse
-from serving.workload import Workload
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
-from traces.synth import parse_spec, synthesise
+from tokentwin.calibration.steps.step_cost import Calibration, StepCost
+from tokentwin.calibration.validation.decision_replay import recorded_deployment, replay_decisions
+from tokentwin.planning.measure.real_engine import load_engines, pace_of, record_whole
+from tokentwin.planning.priced_scenario import PricedScenario
+from tokentwin.realengine.offered_workload import at_once
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
+from tokentwin.traces.synth import parse_spec, synthesise
 
 REPEATS = 2
 ENGINES: dict[str, dict[str, Any]] = {"vLLM": {"engine": "vllm"}, "ours": {}}

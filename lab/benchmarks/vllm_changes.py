@@ -20,16 +20,16 @@ from pathlib import Path
 from shutil import copy
 from typing import Any
 
-from planning.compare.comparer import compare_on_engine
-from planning.compare.document import Compared, ComparisonDocument, Row
-from planning.compare.request import CompareRequest, Side
-from planning.home import home
-from planning.measure.calibrator import fit_recordings, measure
-from planning.measure.real_engine import load_engines, pace_of, record_whole
-from planning.request import Timing
-from serving.deployments.config import Deployment, parse
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
+from tokentwin.planning.compare.comparer import compare_on_engine
+from tokentwin.planning.compare.document import Compared, ComparisonDocument, Row
+from tokentwin.planning.compare.request import CompareRequest, Side
+from tokentwin.planning.home import home
+from tokentwin.planning.measure.calibrator import fit_recordings, measure
+from tokentwin.planning.measure.real_engine import load_engines, pace_of, record_whole
+from tokentwin.planning.request import Timing
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
 
 SMALLER = {"num_hidden_layers": 2, "vocab_size": 4096}
 CALIBRATION_S = 90.0

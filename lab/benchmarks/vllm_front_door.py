@@ -15,10 +15,10 @@ from pathlib import Path
 import yaml
 from click.testing import CliRunner
 
-from planning.measure.vllm_process import vllm_words
-from planning.resolution import base_deployment
 from tests.vllm.served_vllm import vllm_serving
 from tokentwin.cli import cli
+from tokentwin.planning.measure.vllm_process import vllm_words
+from tokentwin.planning.resolution import base_deployment
 
 REQUESTS = 60
 
@@ -51,7 +51,12 @@ def main(out: Path, calibration: str, rate: float) -> None:
     learning, other = (traffic(out / f"{name}.yaml", seed, rate) for name, seed in (("learning", 1), ("other", 2)))
     model, *options = vllm_words(base_deployment(calibration))[1:]
     recording = json.dumps({"tokentwin": {"record": str(out.resolve() / "served")}})
-    recorder = ("--scheduler-cls", "vllmside.recording_scheduler.RecordingScheduler", "--additional-config", recording)
+    recorder = (
+        "--scheduler-cls",
+        "tokentwin.vllmside.recording_scheduler.RecordingScheduler",
+        "--additional-config",
+        recording,
+    )
     with vllm_serving(out, Path(model), *options, *recorder, "--shutdown-timeout", "10") as (host, port):
         url = ("--url", f"http://{host}:{port}", "--model", "m", "--force")
         for trace, name in ((learning, "learnt-from"), (other, "other-1"), (other, "other-2")):

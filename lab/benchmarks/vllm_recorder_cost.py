@@ -15,11 +15,11 @@ from pathlib import Path
 
 from tests.vllmside.stand_in import Scheduler, request
 from tests.vllmside.test_recorded_run import RUN
-from traces.live_recording import LiveRecording
-from traces.recording_writer import RecordingWriter
-from vllmside.engine_events import EngineEvents, Event
-from vllmside.recorded_run import RecordedRun
-from vllmside.writer_thread import WriterThread
+from tokentwin.traces.live_recording import LiveRecording
+from tokentwin.traces.recording_writer import RecordingWriter
+from tokentwin.vllmside.engine_events import EngineEvents, Event
+from tokentwin.vllmside.recorded_run import RecordedRun
+from tokentwin.vllmside.writer_thread import WriterThread
 
 
 class Timed:

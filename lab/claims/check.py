@@ -9,12 +9,12 @@ from functools import cache
 from lab.claims.claim import BreakEven, Claim, Expected, Experiment
 from lab.claims.figures import Known, central, measured
 from lab.claims.terms import terms_of
-from planning.claims.document import CheckedCase, CheckedClaim, ClaimsDocument, TriedOnEngine, verdict_of
-from planning.deployments import overridden
-from planning.progress import Tell, quiet
-from serving.deployments.config import parse
-from serving.errors import UserError
-from serving.front_door import FrontDoor
+from tokentwin.planning.claims.document import CheckedCase, CheckedClaim, ClaimsDocument, TriedOnEngine, verdict_of
+from tokentwin.planning.deployments import overridden
+from tokentwin.planning.progress import Tell, quiet
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.front_door import FrontDoor
 
 Engine = Callable[[Claim], TriedOnEngine | None]
 

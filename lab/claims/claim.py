@@ -13,16 +13,16 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from planning.claims.document import Holds
-from planning.deployments import described, overridden, served
-from planning.request import Request, StatedDeployment
-from planning.traffic import Offered
-from serving.data_file import read_yaml
-from serving.deployments.config import parse
-from serving.deployments.engine_defaults import with_engine_defaults
-from serving.deployments.gpu_spec import find_gpu
-from serving.errors import UserError
-from serving.metrics import check_slo
+from tokentwin.planning.claims.document import Holds
+from tokentwin.planning.deployments import described, overridden, served
+from tokentwin.planning.request import Request, StatedDeployment
+from tokentwin.planning.traffic import Offered
+from tokentwin.serving.data_file import read_yaml
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.deployments.engine_defaults import with_engine_defaults
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.metrics import check_slo
 
 Settings = dict[str, Any]  # values by dotted path
 

@@ -14,24 +14,24 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from calibration.operations import Elementwise, Operation, uniform_step
-from calibration.step_operations import step_operations
-from calibration.steps.explanation import explain
-from calibration.steps.external_calibration import predicted_cost
-from calibration.steps.launches import launches
-from calibration.trust import VALIDATED, Trust, least_certain
 from lab.claims.claim import Experiment
-from planning.priced_scenario import PricedScenario, price_scenario
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.kv_capacity import kv_capacity
-from serving.deployments.kv_layout import kv_dtype
-from serving.deployments.model_catalogue import find_model
-from serving.deployments.weight_types import DTYPE_BYTES
-from serving.errors import UserError
-from serving.metrics import metric
-from serving.workload import Workload
-from traces.metrics.run_metrics import RunMetrics
-from traces.reshape import reshaped
+from tokentwin.calibration.operations import Elementwise, Operation, uniform_step
+from tokentwin.calibration.step_operations import step_operations
+from tokentwin.calibration.steps.explanation import explain
+from tokentwin.calibration.steps.external_calibration import predicted_cost
+from tokentwin.calibration.steps.launches import launches
+from tokentwin.calibration.trust import VALIDATED, Trust, least_certain
+from tokentwin.planning.priced_scenario import PricedScenario, price_scenario
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.kv_capacity import kv_capacity
+from tokentwin.serving.deployments.kv_layout import kv_dtype
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.deployments.weight_types import DTYPE_BYTES
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.metrics import metric
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.reshape import reshaped
 
 _ATTAINED = 0.9  # fraction of the requests that must meet the SLO
 _DOUBLINGS = 10  # maximum number of times that the search doubles or halves the traffic's own rate

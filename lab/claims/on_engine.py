@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 
 from lab.claims.claim import Claim, Experiment
 from lab.claims.figures import as_fast_as, gain, of_run
-from planning.claims.document import TriedOnEngine
-from planning.deployments import overridden
-from planning.measure.real_engine import load_engines
-from planning.priced_scenario import with_fleet
-from serving.deployments.config import parse
-from serving.errors import UserError
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
+from tokentwin.planning.claims.document import TriedOnEngine
+from tokentwin.planning.deployments import overridden
+from tokentwin.planning.measure.real_engine import load_engines
+from tokentwin.planning.priced_scenario import with_fleet
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
 
 if TYPE_CHECKING:
-    from planning.measure.real_engine import RealEngines
+    from tokentwin.planning.measure.real_engine import RealEngines
 
 PAIRS = 3
 
@@ -32,7 +32,7 @@ PAIRS = 3
 def machine() -> str:
     """Return the name of the machine: its GPU if it has one, else its CPU; raise UserError if torch is missing."""
     device = _device()
-    from realengine.devices.machine import describe
+    from tokentwin.realengine.devices.machine import describe
 
     about = describe(device)
     return f"{about.get('gpu') or '{cpu}, {cores} cores'.format(**about)}, torch {about['torch']}"
@@ -89,8 +89,8 @@ def _measured(side: Experiment, engine: RealEngines, out: Path) -> float:
 
 def _recorded(side: Experiment, engine: RealEngines, out: Path) -> Recording:
     """Record one run, after the run that sets its arrival rate, if there is one."""
-    from realengine.engine import Engine
-    from realengine.replay import record
+    from tokentwin.realengine.engine import Engine
+    from tokentwin.realengine.replay import record
 
     if side.offered is None:
         raise UserError("engine.offered", None, f"is missing; figure {side.figure} is measured under traffic")

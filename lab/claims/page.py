@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from planning.claims.document import WORDS, CheckedClaim, ClaimsDocument
-from serving.answers.markdown import markdown_table
+from tokentwin.planning.claims.document import WORDS, CheckedClaim, ClaimsDocument
+from tokentwin.serving.answers.markdown import markdown_table
 
 _PREFACE = """# What everyone says about inference
 

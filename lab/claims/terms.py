@@ -11,16 +11,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from calibration.steps.external_calibration import ExternalCalibration, blind, predicted_cost
-from calibration.steps.operation_cost import WAITING
-from calibration.steps.run_explanation import explain_run
 from lab.claims.claim import Experiment
 from lab.claims.figures import scenario_of
-from planning.claims.document import Term
-from serving.front_door import FrontDoor
-from sim.cluster import Cluster
-from sim.run_log import TableSink
-from traces.tables import numbers
+from tokentwin.calibration.steps.external_calibration import ExternalCalibration, blind, predicted_cost
+from tokentwin.calibration.steps.operation_cost import WAITING
+from tokentwin.calibration.steps.run_explanation import explain_run
+from tokentwin.planning.claims.document import Term
+from tokentwin.serving.front_door import FrontDoor
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.tables import numbers
 
 _OF_ENGINES = "measured engines"
 _OUTSIDE = "around the engine: tokenise, hand over, detokenise, stream, client"

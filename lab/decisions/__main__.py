@@ -7,16 +7,16 @@ from pathlib import Path
 
 import click
 
-from calibration.steps.evidence import bundled_evidence
 from lab.decisions.configurations import configurations
 from lab.decisions.own_rows import OwnRows
 from lab.decisions.page import RULE_HEADER, as_dict, markdown, rule_rows
 from lab.decisions.questions import groups
 from lab.decisions.scoring import decided
-from planning.progress import telling
-from serving.errors import UserError
+from tokentwin.calibration.steps.evidence import bundled_evidence
 from tokentwin.cli import main
 from tokentwin.commands.validate_external import chosen_cases, write_results, write_text
+from tokentwin.planning.progress import telling
+from tokentwin.serving.errors import UserError
 from tokentwin.tables import print_table
 
 

@@ -14,12 +14,12 @@ from math import exp
 from pathlib import Path
 from typing import NamedTuple
 
-from calibration.steps.evidence import bundled_evidence
-from calibration.validation.external.case import Case
-from calibration.validation.external.predicted_run import FIGURES, PredictedRun, predicted_run
 from lab.external.leave_out import Scored, leave_out
 from lab.external.silicon_table import SiliconTable
-from serving.errors import UserError
+from tokentwin.calibration.steps.evidence import bundled_evidence
+from tokentwin.calibration.validation.external.case import Case
+from tokentwin.calibration.validation.external.predicted_run import FIGURES, PredictedRun, predicted_run
+from tokentwin.serving.errors import UserError
 
 TABLES = "aiconfigurator/silicon_sample_*.csv"
 

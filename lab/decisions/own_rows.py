@@ -1,7 +1,8 @@
 """The configurations of a group as a user predicts them who has measured a few of them.
 
 The source of a configuration is left out of the evidence first. Then the measured configurations of that source, drawn
-at random from the group, join the evidence (`calibration.validation.external.own_runs` does the same for users).
+at random from the group, join the evidence (`tokentwin.calibration.validation.external.own_runs` does the same for
+users).
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, sqrt
 
-from calibration.steps.evidence import OWN_ROWS, Belief, Evidence, Origin, Taught, reach_of
-from calibration.validation.external.predicted_run import PredictedRun, taught
 from lab.decisions.configurations import Configuration, Times
 from lab.decisions.questions import Group
+from tokentwin.calibration.steps.evidence import OWN_ROWS, Belief, Evidence, Origin, Taught, reach_of
+from tokentwin.calibration.validation.external.predicted_run import PredictedRun, taught
 
 COUNTS = (1, 3)
 DRAWS = 2

@@ -10,9 +10,9 @@ from typing import Any
 from lab.decisions.own_rows import COUNTS
 from lab.decisions.rules import COMMON
 from lab.decisions.scoring import BOLD, SHARES, Decisions, Score
-from planning.plan.worth import RISK
-from serving.answers.figures import shown_share
-from serving.answers.markdown import markdown_table
+from tokentwin.planning.plan.worth import RISK
+from tokentwin.serving.answers.figures import shown_share
+from tokentwin.serving.answers.markdown import markdown_table
 
 COMMAND = "python -m lab.decisions --write lab/results/decisions.md"
 

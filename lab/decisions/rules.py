@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.steps.interval import REACH
 from lab.decisions.configurations import Configuration, Times
 from lab.decisions.questions import Group, Slo
-from planning.plan.worth import RISK, choose
+from tokentwin.calibration.steps.interval import REACH
+from tokentwin.planning.plan.worth import RISK, choose
 
 Floats = NDArray[np.float64]
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from calibration.steps.interval import REACH
 from lab.decisions.configurations import Configuration, Times
 from lab.decisions.own_rows import COUNTS, DRAWS, OwnRows
 from lab.decisions.questions import Group, Slo, slos
 from lab.decisions.rules import APPETITES, RULES, Rule, by_expected_worth
-from planning.plan.worth import RISK
+from tokentwin.calibration.steps.interval import REACH
+from tokentwin.planning.plan.worth import RISK
 
 _RESAMPLES = 2000
 SHARES = (1.0, 0.75, 0.5)  # factors on the log errors of predictions

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from lab.energy.published import PublishedRun, fit, modelled, published_runs, shares
 from lab.energy.simulated import limited_runs, predict, predict_limited
-from planning.energy import energy_factors, power_factors
-from serving.answers.figures import shown_number, shown_share
-from serving.answers.markdown import markdown_table
-from serving.deployments.gpu_spec import find_gpu
-from traces.metrics.power import FITTED
+from tokentwin.planning.energy import energy_factors, power_factors
+from tokentwin.serving.answers.figures import shown_number, shown_share
+from tokentwin.serving.answers.markdown import markdown_table
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.traces.metrics.power import FITTED
 
 _SIMULATED = (32, 128, 512)  # values of max_num_seqs of which a run is simulated
 _PREFACE = """# Power and energy against published measurements

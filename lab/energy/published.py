@@ -20,10 +20,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import GpuSpec, find_gpu
-from traces.metrics.power import IDLE, Coefficients, GpuPower
-from traces.metrics.step_metrics import BYTES_OF, FLOPS_OF, StepWork
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import GpuSpec, find_gpu
+from tokentwin.traces.metrics.power import IDLE, Coefficients, GpuPower
+from tokentwin.traces.metrics.step_metrics import BYTES_OF, FLOPS_OF, StepWork
 
 # Tokens. `v2` has prompts of ShareGPT in a public file. Chats of `v3` have the length with which the throughput that
 # the simulator predicts fits best.

@@ -14,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from lab.energy.published import PublishedRun
-from planning.priced_scenario import price_scenario
-from planning.resolution import resolved_fleet
-from serving.deployments.config import Deployment
-from sim.cluster import Cluster
-from sim.run_log import TableSink
-from traces.synth import parse_spec, synthesise
+from tokentwin.planning.priced_scenario import price_scenario
+from tokentwin.planning.resolution import resolved_fleet
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.synth import parse_spec, synthesise
 
 _WAVES, _FEWEST = 3, 60  # requests are at least this multiple of those in flight, and this number
 _FULL = 0.9  # share of the largest batch that a step must have to count as steady

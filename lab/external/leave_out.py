@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.steps.correction import Correction
-from calibration.steps.evidence import NOISE, Belief, Evidence, Missed, Origin, reach_of
-from calibration.steps.external_calibration import correction_of
-from calibration.trust import TrustLevel
-from calibration.validation.external.predicted_run import FIGURES, PredictedRun
-from serving.deployments.gpu_spec import find_gpu
+from tokentwin.calibration.steps.correction import Correction
+from tokentwin.calibration.steps.evidence import NOISE, Belief, Evidence, Missed, Origin, reach_of
+from tokentwin.calibration.steps.external_calibration import correction_of
+from tokentwin.calibration.trust import TrustLevel
+from tokentwin.calibration.validation.external.predicted_run import FIGURES, PredictedRun
+from tokentwin.serving.deployments.gpu_spec import find_gpu
 
 Floats = NDArray[np.float64]
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from serving.errors import UserError
-from serving.settings import Settings
-from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest, shares_prefixes
-from traces.formats.rows import Row, json_rows
-from traces.measured.run import MeasuredRun, Observed, figures_of_requests
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.settings import Settings
+from tokentwin.serving.workload import PRIVATE, Segment, Workload, WorkloadRequest, shares_prefixes
+from tokentwin.traces.formats.rows import Row, json_rows
+from tokentwin.traces.measured.run import MeasuredRun, Observed, figures_of_requests
 
 BLOCK_TOKENS = 16
 SECOND_NS = 10**9

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from calibration.steps.evidence import NOISE, OWN_ROWS, Belief, Evidence, Missed, Origin, reach_of
-from calibration.validation.external.predicted_run import FIGURES, PredictedRun, taught
 from lab.external.leave_out import missed_by_origin
+from tokentwin.calibration.steps.evidence import NOISE, OWN_ROWS, Belief, Evidence, Missed, Origin, reach_of
+from tokentwin.calibration.validation.external.predicted_run import FIGURES, PredictedRun, taught
 
 _DRAWS = 3
 _MORE = 2  # minimum number of rows that are predicted

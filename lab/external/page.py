@@ -12,7 +12,9 @@ from itertools import repeat
 from math import inf
 from statistics import median
 
-from calibration.validation.external.report import (
+from lab.external.leave_out import HEADER as LEFT_OUT_HEADER
+from lab.external.own_rows import own_rows_name
+from tokentwin.calibration.validation.external.report import (
     FEW,
     LEVEL_HEADER,
     MANY,
@@ -22,11 +24,9 @@ from calibration.validation.external.report import (
     level_rows,
     target_row,
 )
-from calibration.validation.external.scoring import CaseResult, Row, Verdict
-from lab.external.leave_out import HEADER as LEFT_OUT_HEADER
-from lab.external.own_rows import own_rows_name
-from serving.answers.figures import shown_change, shown_number, shown_percent, shown_share
-from serving.answers.markdown import markdown_table
+from tokentwin.calibration.validation.external.scoring import CaseResult, Row, Verdict
+from tokentwin.serving.answers.figures import shown_change, shown_number, shown_percent, shown_share
+from tokentwin.serving.answers.markdown import markdown_table
 
 COMMAND = "tokentwin validate external --write lab/results/external.md"
 

@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.steps.evidence import Evidence, bundled_evidence
-from calibration.validation.external.case import Case, load_cases
-from calibration.validation.external.predicted_run import FIGURES, PredictedRun, predicted_run
 from lab.external.cases import FOLDER
 from lab.external.silicon_table import Rule
 from lab.external.teaching import is_new
-from serving.policies.sglang import is_exact
-from traces.measured.run import MeasuredRun
+from tokentwin.calibration.steps.evidence import Evidence, bundled_evidence
+from tokentwin.calibration.validation.external.case import Case, load_cases
+from tokentwin.calibration.validation.external.predicted_run import FIGURES, PredictedRun, predicted_run
+from tokentwin.serving.policies.sglang import is_exact
+from tokentwin.traces.measured.run import MeasuredRun
 
 Floats = NDArray[np.float64]
 

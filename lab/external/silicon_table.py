@@ -17,11 +17,11 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from serving.errors import UserError
-from serving.settings import Settings
-from serving.workload import PRIVATE, Workload, WorkloadRequest
-from traces.formats.rows import Row, csv_rows
-from traces.measured.run import MeasuredRun
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.settings import Settings
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.traces.formats.rows import Row, csv_rows
+from tokentwin.traces.measured.run import MeasuredRun
 
 FIGURES = {"ttft_ms.mean": "silicon_ttft_ms", "tpot_ms.mean": "silicon_tpot_ms"}
 _APART = 1.05  # ratio above which rows of one configuration disagree

@@ -1,8 +1,8 @@
 """The fit of the evidence behind every blind prediction to the measured runs of all cases.
 
-`python -m lab.external.teaching --data DIR` fits the levels of `calibration.steps.evidence` by the Gauss-Newton method,
-and writes the bundled file. *No run is predicted with evidence from itself*: the file has each source's evidence
-separately, so that any source can be left out.
+`python -m lab.external.teaching --data DIR` fits the levels of `tokentwin.calibration.steps.evidence` by the
+Gauss-Newton method, and writes the bundled file. *No run is predicted with evidence from itself*: the file has each
+source's evidence separately, so that any source can be left out.
 """
 
 from __future__ import annotations
@@ -17,12 +17,21 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.steps.evidence import LEVELS, NUMBERS, OWN_ROWS, Evidence, Origin, Spreads, Taught, bundled_evidence
-from calibration.validation.external.case import Case, load_cases
-from calibration.validation.external.predicted_run import PredictedRun, predicted_runs, taught
 from lab.external.cases import FOLDER
 from lab.external.leave_out import leave_out, missed, table
 from lab.external.own_rows import own_errors, own_missed, own_table
+from tokentwin.calibration.steps.evidence import (
+    LEVELS,
+    NUMBERS,
+    OWN_ROWS,
+    Evidence,
+    Origin,
+    Spreads,
+    Taught,
+    bundled_evidence,
+)
+from tokentwin.calibration.validation.external.case import Case, load_cases
+from tokentwin.calibration.validation.external.predicted_run import PredictedRun, predicted_runs, taught
 
 Floats = NDArray[np.float64]
 

@@ -25,8 +25,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction
 
-from realengine.kernels.launches import COMPILED_FOR, Specialisation
-from serving.answers.markdown import markdown_table
+from tokentwin.realengine.kernels.launches import COMPILED_FOR, Specialisation
+from tokentwin.serving.answers.markdown import markdown_table
 
 MODULES = (
     "kv_splits",
@@ -124,7 +124,7 @@ def compile_only(launch: Callable[[JITFunction, object], Callable[..., object]] 
 
 def specialisations() -> list[Specialisation]:
     """Return all specialisations of the kernels' modules, in their order."""
-    modules = (importlib.import_module(f"realengine.kernels.{name}") for name in MODULES)
+    modules = (importlib.import_module(f"tokentwin.realengine.kernels.{name}") for name in MODULES)
     return [spec for module in modules for spec in module.specialisations()]
 
 

@@ -21,11 +21,11 @@ from lab.gpu_suite.ragged_batch import (
     random_cache,
 )
 from lab.gpu_suite.references import attended, relative_error, rotated
-from realengine.attention.kv_cache import LayerKv
-from realengine.kernels.launches import Shape
-from realengine.models.layer_ops import HeadNorms, Rope
-from realengine.step_input import Batch
-from serving.deployments.model_spec import ModelSpec
+from tokentwin.realengine.attention.kv_cache import LayerKv
+from tokentwin.realengine.kernels.launches import Shape
+from tokentwin.realengine.models.layer_ops import HeadNorms, Rope
+from tokentwin.realengine.step_input import Batch
+from tokentwin.serving.deployments.model_spec import ModelSpec
 
 _LONGEST = 8192  # tokens of a context
 

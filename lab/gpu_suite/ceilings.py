@@ -9,7 +9,7 @@ import torch
 
 from lab.gpu_suite.ragged_batch import Numbers
 from lab.gpu_suite.timing import Bench, Timing
-from realengine.models.linear import round_to_fp8
+from tokentwin.realengine.models.linear import round_to_fp8
 
 _COPY_BYTES = 4 << 30  # bytes that the copy reads; it writes as many
 _GEMM_SIZE = 8192

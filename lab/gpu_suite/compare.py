@@ -18,8 +18,8 @@ from lab.gpu_suite.attention_operations import attention
 from lab.gpu_suite.operations import Mixture, On, Operation, Packing, grouped_gemm, packed_gemm, router
 from lab.gpu_suite.ragged_batch import Row
 from lab.gpu_suite.timing import Bench
-from realengine.attention import LIBRARIES
-from realengine.kernels.launches import Shape
+from tokentwin.realengine.attention import LIBRARIES
+from tokentwin.realengine.kernels.launches import Shape
 
 _BF16 = torch.bfloat16
 _CHECKED = [(700, 1), (3, 1), (300, 300), (1027, 130), (65, 2)]

@@ -32,7 +32,7 @@ from lab.gpu_suite.operations import (
     token_mask,
 )
 from lab.gpu_suite.ragged_batch import layer_spec
-from realengine.kernels.launches import SHAPES, WINDOWED, Shape
+from tokentwin.realengine.kernels.launches import SHAPES, WINDOWED, Shape
 
 _F32, _F16, _BF16, _FP8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn
 
@@ -171,7 +171,7 @@ def _backend_of(device: torch.device) -> str:
     if device.type != "cpu":
         return "triton"
     try:
-        from realengine.kernels.launches import INTERPRETING
+        from tokentwin.realengine.kernels.launches import INTERPRETING
     except ImportError:
         return "torch"
     return "triton" if INTERPRETING else "torch"

@@ -24,13 +24,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from realengine.engine import Engine
-from realengine.models.layer_ops import LayerOps
-from realengine.models.weights import ModelFiles, random_spec
-from realengine.step_input import Batch
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.model_spec import ModelSpec
-from serving.workload import WorkloadRequest
+from tokentwin.realengine.engine import Engine
+from tokentwin.realengine.models.layer_ops import LayerOps
+from tokentwin.realengine.models.weights import ModelFiles, random_spec
+from tokentwin.realengine.step_input import Batch
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.workload import WorkloadRequest
 
 _TIE = 10  # factor on limit and root mean square
 _MUST_HAPPEN = ("preemptions", "prefix_hits", "chunks", "whole_prompts", "graphs", "mixed_graphs", "in_flight")

@@ -10,13 +10,13 @@ from statistics import mean, median
 from time import perf_counter, perf_counter_ns
 from typing import Any
 
-from realengine.engine import Engine
-from realengine.sampling import SamplingParams
-from realengine.step import Step
-from realengine.undisturbed import no_cycle_search
-from serving.deployments.model_spec import ModelSpec
-from serving.deployments.weight_types import weight_width
-from serving.workload import WorkloadRequest
+from tokentwin.realengine.engine import Engine
+from tokentwin.realengine.sampling import SamplingParams
+from tokentwin.realengine.step import Step
+from tokentwin.realengine.undisturbed import no_cycle_search
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.deployments.weight_types import weight_width
+from tokentwin.serving.workload import WorkloadRequest
 
 Prompt = list[int]
 

@@ -33,11 +33,11 @@ from lab.gpu_suite.operations import (
 )
 from lab.gpu_suite.ragged_batch import Row
 from lab.gpu_suite.timing import Bench
-from realengine.kernels.launches import Shape
-from realengine.models.weights import RANDOM, random_spec
-from serving.deployments.model_catalogue import find_model
-from serving.deployments.model_spec import ModelSpec
-from traces.schema import Column
+from tokentwin.realengine.kernels.launches import Shape
+from tokentwin.realengine.models.weights import RANDOM, random_spec
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.traces.schema import Column
 
 _BF16, _FP8 = torch.bfloat16, torch.float8_e4m3fn
 _LONGEST = 16_896  # context in tokens for which decode rows are split, as in the suite's deployments

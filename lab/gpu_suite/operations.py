@@ -14,11 +14,11 @@ from torch import Tensor
 
 from lab.gpu_suite.ragged_batch import Draw, Numbers, backend_for, batch_of, layer_spec
 from lab.gpu_suite.references import distance_from_draw, normalised, relative_error
-from realengine.kernels.launches import Shape
-from realengine.models.layer_ops import LayerOps, Routing, Scores
-from realengine.models.linear import DenseProjection, Fp8Projection, Fp8Rows, PackedWeight, round_to_fp8
-from realengine.models.weight_loader import rounded
-from realengine.step_input import Batch
+from tokentwin.realengine.kernels.launches import Shape
+from tokentwin.realengine.models.layer_ops import LayerOps, Routing, Scores
+from tokentwin.realengine.models.linear import DenseProjection, Fp8Projection, Fp8Rows, PackedWeight, round_to_fp8
+from tokentwin.realengine.models.weight_loader import rounded
+from tokentwin.realengine.step_input import Batch
 
 _BF16, _FP8 = torch.bfloat16, torch.float8_e4m3fn
 NAME = {torch.float32: "float32", torch.float16: "float16", _BF16: "bf16", _FP8: "fp8"}

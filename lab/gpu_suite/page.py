@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from lab.gpu_suite.results import FILE, SLOW_CLOCK, Progress, ceilings_of, load, phases_of, progress_of, stand_ins
 from lab.gpu_suite.vllm_kernels import decode_step_ns, prompt_step_ns
-from serving.answers.markdown import markdown_table
+from tokentwin.serving.answers.markdown import markdown_table
 
 UNMEASURED = "not yet measured"
 _LARGE, _SMALL = "engine_large", "engine_small"

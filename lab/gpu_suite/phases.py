@@ -30,11 +30,11 @@ from lab.gpu_suite.recorded_runs import Pace, RunSizes, pack, recordings, unpack
 from lab.gpu_suite.suite import Phase, Work
 from lab.gpu_suite.timing import find_bench
 from lab.gpu_suite.units import OutOfTime, Unit
-from realengine.devices.machine import describe
-from realengine.engine import Engine
-from realengine.models.weights import load_model_files
-from serving.deployments.config import Deployment
-from serving.python_process import module_command, module_environment
+from tokentwin.realengine.devices.machine import describe
+from tokentwin.realengine.engine import Engine
+from tokentwin.realengine.models.weights import load_model_files
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.python_process import module_command, module_environment
 
 
 def validations(

@@ -31,15 +31,15 @@ from lab.gpu_suite.operations import Operation
 from lab.gpu_suite.ragged_batch import backend_for
 from lab.gpu_suite.sizes import Sizes
 from lab.gpu_suite.units import Counted
-from realengine.attention.kv_cache import FP8, KvCache
-from realengine.models.linear import StoredWeight
-from realengine.models.model import Model
-from realengine.models.weights import random_spec, shapes
-from realengine.step_graphs import mixed_layout, pad
-from realengine.step_input import Batch, RowInput, pack
-from serving.cost_model import DECODE_BUCKETS, padded
-from serving.deployments.config import Deployment
-from serving.deployments.model_spec import ModelSpec
+from tokentwin.realengine.attention.kv_cache import FP8, KvCache
+from tokentwin.realengine.models.linear import StoredWeight
+from tokentwin.realengine.models.model import Model
+from tokentwin.realengine.models.weights import random_spec, shapes
+from tokentwin.realengine.step_graphs import mixed_layout, pad
+from tokentwin.realengine.step_input import Batch, RowInput, pack
+from tokentwin.serving.cost_model import DECODE_BUCKETS, padded
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.model_spec import ModelSpec
 
 _META = torch.device("meta")
 _DRY_KERNELS = 2  # maximum number of kernels in a dry run: each takes a second or two
@@ -56,7 +56,7 @@ def precompile(sizes: Sizes, left: Callable[[], float]) -> Iterator[dict[str, An
     prepared has a row with `failed`. There are no rows if Triton is not installed, or runs in its interpreter.
     """
     try:
-        from realengine.kernels.launches import INTERPRETING
+        from tokentwin.realengine.kernels.launches import INTERPRETING
     except ImportError:
         return
     if INTERPRETING:

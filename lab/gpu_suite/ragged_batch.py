@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realengine.attention import ATTENTION
-from realengine.attention.backend import Attention
-from realengine.attention.kv_cache import LayerKv
-from realengine.kernels.launches import Shape
-from realengine.models.layer_ops import LayerOps
-from realengine.step_input import Batch, RowInput, pack
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.model_spec import ModelSpec
-from serving.user_code.plugins import find
+from tokentwin.realengine.attention import ATTENTION
+from tokentwin.realengine.attention.backend import Attention
+from tokentwin.realengine.attention.kv_cache import LayerKv
+from tokentwin.realengine.kernels.launches import Shape
+from tokentwin.realengine.models.layer_ops import LayerOps
+from tokentwin.realengine.step_input import Batch, RowInput, pack
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.user_code.plugins import find
 
 Row = tuple[int, int]  # KV tokens including this step's, and query tokens
 Draw = tuple[float, int, float, float]  # temperature, top-k, top-p, uniform number
@@ -89,7 +89,7 @@ def backend_for(
     attention = make(spec, deployment, processors)
     if name == "torch":
         return Backend(attention, LayerOps(spec))
-    from realengine.models.triton_ops import TritonOps
+    from tokentwin.realengine.models.triton_ops import TritonOps
 
     return Backend(attention, TritonOps(spec))
 

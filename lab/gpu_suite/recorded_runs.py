@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 from lab.gpu_suite.engine_benchmark import drain, offer, random_prompts
 from lab.gpu_suite.units import OutOfTime
-from realengine.engine import Engine
-from realengine.replay import record
-from serving.deployments.config import SchedulerConfig
-from serving.kv.blocks import blocks_for
-from serving.workload import Workload
-from traces.synth import parse_spec, synthesise
+from tokentwin.realengine.engine import Engine
+from tokentwin.realengine.replay import record
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.kv.blocks import blocks_for
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.synth import parse_spec, synthesise
 
 _TIGHT_SHARE = 0.6
 _BURSTS = 3.0  # coefficient of variation of the gaps between arrivals where KV is tight

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from lab.gpu_suite.ragged_batch import Draw
-from realengine.attention.kv_cache import LayerKv
-from realengine.models.layer_ops import HeadNorms, Rope
-from realengine.step_input import Batch
+from tokentwin.realengine.attention.kv_cache import LayerKv
+from tokentwin.realengine.models.layer_ops import HeadNorms, Rope
+from tokentwin.realengine.step_input import Batch
 
 
 def relative_error(out: Tensor, expected: Tensor) -> float:

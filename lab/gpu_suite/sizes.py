@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
 
 
 class Sizes(NamedTuple):

@@ -27,7 +27,7 @@ import torch
 from lab.gpu_suite.results import FILE, Progress, Results, ceilings_of
 from lab.gpu_suite.sizes import Sizes
 from lab.gpu_suite.units import Counted, OutOfTime, Unit
-from realengine.devices.speed import GpuClock, Speed
+from tokentwin.realengine.devices.speed import GpuClock, Speed
 
 GRACE_S = 25.0  # seconds; phases check the time and end by themselves, and a phase that is this late is killed
 _COUNTING_S = 5.0  # seconds in which a phase whose time is up before it begins counts what it will not do

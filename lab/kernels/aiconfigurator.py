@@ -23,11 +23,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from calibration.kernels.shapes import equal_decodes, equal_prompts, latent_decodes, latent_prompts
-from calibration.kernels.structure import structure_of
-from calibration.latent_attention import HeadGemm
-from calibration.operations import Collective, Experts, Gemm, Operation
-from serving.errors import UserError
+from tokentwin.calibration.kernels.shapes import equal_decodes, equal_prompts, latent_decodes, latent_prompts
+from tokentwin.calibration.kernels.structure import structure_of
+from tokentwin.calibration.latent_attention import HeadGemm
+from tokentwin.calibration.operations import Collective, Experts, Gemm, Operation
+from tokentwin.serving.errors import UserError
 
 PACKAGE = "package"  # name of the installed package in place of a folder
 SYSTEMS = {

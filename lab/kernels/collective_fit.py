@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from calibration.kernels.collectives import Algorithm, ClosedForm, Line, taken_up_to
-from calibration.operations import Collective
 from lab.kernels.aiconfigurator import PACKAGE, SYSTEMS, Measured, measurements, provenance
-from serving.deployments.gpu_spec import GpuSpec, find_gpu
+from tokentwin.calibration.kernels.collectives import Algorithm, ClosedForm, Line, taken_up_to
+from tokentwin.calibration.operations import Collective
+from tokentwin.serving.deployments.gpu_spec import GpuSpec, find_gpu
 
 Floats = NDArray[np.float64]
 

@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow.parquet as pq
 from scipy.optimize import least_squares
 
-from calibration.kernels.collectives import SEVERAL_NODES, ExchangeForm
-from calibration.operations import Exchange
 from lab.kernels.aiconfigurator import SYSTEMS, tables_root
-from serving.deployments.gpu_spec import GpuSpec, find_gpu
-from serving.errors import UserError
+from tokentwin.calibration.kernels.collectives import SEVERAL_NODES, ExchangeForm
+from tokentwin.calibration.operations import Exchange
+from tokentwin.serving.deployments.gpu_spec import GpuSpec, find_gpu
+from tokentwin.serving.errors import UserError
 
 _ONE_NODE, _SEVERAL = "0.5.12", "0.5.6.post2"
 _FILES = {"low_latency": "wideep_deepep_ll_perf.parquet", "high_throughput": "wideep_deepep_normal_perf.parquet"}

@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.kernels.catalogue import load_kernels
-from calibration.kernels.own_kernels import own_measurements
-from calibration.kernels.surfaces import KernelFit, KernelSurfaces, bundled, write_surfaces
-from calibration.operations import Collective
 from lab.kernels import collective_fit, exchange_fit
 from lab.kernels.aiconfigurator import PACKAGE, Measured, measurements, provenance
 from lab.kernels.llmservingsim import profiled
 from lab.kernels.surface_fit import fit_kernel
-from serving.deployments.gpu_spec import GpuSpec, find_gpu
-from serving.errors import UserError
+from tokentwin.calibration.kernels.catalogue import load_kernels
+from tokentwin.calibration.kernels.own_kernels import own_measurements
+from tokentwin.calibration.kernels.surfaces import KernelFit, KernelSurfaces, bundled, write_surfaces
+from tokentwin.calibration.operations import Collective
+from tokentwin.serving.deployments.gpu_spec import GpuSpec, find_gpu
+from tokentwin.serving.errors import UserError
 
 
 def agreement(path: Path, gpu: GpuSpec) -> dict[str, NDArray[np.float64]]:

@@ -18,14 +18,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import csv
 
-from calibration.kernels.shapes import equal_decodes, equal_prompts
-from calibration.kernels.structure import structure_of
-from calibration.operations import Experts, Gemm, Operation
-from calibration.step_operations import heads_per_device
 from lab.kernels.aiconfigurator import Measured
-from serving.deployments.model_catalogue import find_model
-from serving.deployments.model_spec import ModelSpec
-from serving.errors import UserError
+from tokentwin.calibration.kernels.shapes import equal_decodes, equal_prompts
+from tokentwin.calibration.kernels.structure import structure_of
+from tokentwin.calibration.operations import Experts, Gemm, Operation
+from tokentwin.calibration.step_operations import heads_per_device
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.errors import UserError
 
 _FILES = {"dense": "tokens", "per_sequence": "sequences"}
 Columns = dict[str, NDArray[np.float64]]

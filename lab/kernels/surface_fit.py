@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import least_squares
 
-from calibration.kernels.structure import Efficiency, structure_of
-from calibration.kernels.surfaces import KernelFit, Surface, corners, kernel
 from lab.kernels.aiconfigurator import Measured
-from serving.deployments.gpu_spec import GpuSpec
+from tokentwin.calibration.kernels.structure import Efficiency, structure_of
+from tokentwin.calibration.kernels.surfaces import KernelFit, Surface, corners, kernel
+from tokentwin.serving.deployments.gpu_spec import GpuSpec
 
 Array = NDArray[np.float64]
 

@@ -6,8 +6,8 @@ import click
 
 from lab.oracles.live_conformance import conform_live
 from lab.oracles.live_engines import find_engine
-from sim.checks.conformance import lines
 from tokentwin.cli import main
+from tokentwin.sim.checks.conformance import lines
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})

@@ -22,12 +22,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from serving.data_file import parse_json
-from serving.deployments.engines import release_settings
-from serving.errors import UserError, one_line, shortened
-from serving.python_process import HOME
-from sim.checks.conformance import FeatureResult, conform
-from traces.formats.rows import read_head
+from tokentwin.serving.data_file import parse_json
+from tokentwin.serving.deployments.engines import release_settings
+from tokentwin.serving.errors import UserError, one_line, shortened
+from tokentwin.serving.python_process import HOME
+from tokentwin.sim.checks.conformance import FeatureResult, conform
+from tokentwin.traces.formats.rows import read_head
 
 COST = {"base_ns": 1000, "per_token_ns": 70, "per_pair_ps": 900}
 FAMILIES = (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lab.oracles import live_conformance, sglang_scenarios
 from lab.oracles.live_conformance import EngineOracle, LiveEngine
-from serving.errors import UserError
+from tokentwin.serving.errors import UserError
 
 VLLM = EngineOracle(
     "vllm",

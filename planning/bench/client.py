@@ -1,7 +1,8 @@
 """A client that sends each request of a workload when it is due, however slow the server is, and records the answers.
 
-Both clocks use the same clients (`serving.clients`). Times count from the moment when a request is due, so they include
-the delays of a slow server and of a late client (no coordinated omission). `send_ns` says how late the client was.
+Both clocks use the same clients (`tokentwin.serving.clients`). Times count from the moment when a request is due, so
+they include the delays of a slow server and of a late client (no coordinated omission). `send_ns` says how late the
+client was.
 
 A server does not know the segments of a workload's prompts, so equal segments become equal token ids, or equal words.
 A prompt that quotes the answer to another request quotes the part of it that the server actually sent, so that the
@@ -23,17 +24,17 @@ from uuid import uuid4
 
 import aiohttp
 
-from planning.bench.answer_stream import Answered, Events, refusal
-from planning.bench.connections import Connections, Exchange
-from planning.bench.request import BenchTarget
-from planning.bench.server import Server, meet
-from realengine.offered_workload import SegmentTokens, named_segments, quotes
-from realengine.undisturbed import ctrl_c_heard, no_cycle_search
-from serving.clients import Clients
-from serving.deployments.config import Deployment
-from serving.errors import UserError
-from serving.workload import PRIVATE, STOPPED, Workload, WorkloadRequest
-from traces.live_recording import LiveRecording, Place
+from tokentwin.planning.bench.answer_stream import Answered, Events, refusal
+from tokentwin.planning.bench.connections import Connections, Exchange
+from tokentwin.planning.bench.request import BenchTarget
+from tokentwin.planning.bench.server import Server, meet
+from tokentwin.realengine.offered_workload import SegmentTokens, named_segments, quotes
+from tokentwin.realengine.undisturbed import ctrl_c_heard, no_cycle_search
+from tokentwin.serving.clients import Clients
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import PRIVATE, STOPPED, Workload, WorkloadRequest
+from tokentwin.traces.live_recording import LiveRecording, Place
 
 _OUT = "out:"
 # Common words; each, with a space before it, is one token in most vocabularies.

@@ -15,8 +15,8 @@ from time import perf_counter_ns
 from typing import cast
 from urllib.parse import quote, unquote, urlsplit
 
-from planning.bench.http_response import HttpResponse
-from serving.version import __version__
+from tokentwin.planning.bench.http_response import HttpResponse
+from tokentwin.serving.version import __version__
 
 _PARSE_NS = 500_000  # after this time of parsing, sockets are read again
 _IDLE_NS = 2_000_000_000  # an idle connection is closed after this time, before the server closes it

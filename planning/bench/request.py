@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from planning.request import Request
-from serving.errors import UserError
+from tokentwin.planning.request import Request
+from tokentwin.serving.errors import UserError
 
 _FIRST = 1000  # lower token ids are often special
 

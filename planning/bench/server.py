@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from planning.bench.answer_stream import refusal
-from planning.bench.request import BenchTarget
-from serving.errors import UserError, reason
+from tokentwin.planning.bench.answer_stream import refusal
+from tokentwin.planning.bench.request import BenchTarget
+from tokentwin.serving.errors import UserError, reason
 
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 _PROBE_S = 60.0

@@ -7,10 +7,10 @@ from typing import ClassVar, Literal
 
 import pyarrow as pa
 
-from serving.answers.document import Document, Number, Part, fact
-from serving.answers.figures import NOTHING, shown_number, shown_percent
-from serving.answers.report import FIGURE, Column, Form, Line, Table
-from traces.document_table import table_of
+from tokentwin.serving.answers.document import Document, Number, Part, fact
+from tokentwin.serving.answers.figures import NOTHING, shown_number, shown_percent
+from tokentwin.serving.answers.report import FIGURE, Column, Form, Line, Table
+from tokentwin.traces.document_table import table_of
 
 Holds = Literal["yes", "no", "open"]
 _MS = Form(lambda ms: NOTHING if ms is None else f"{ms:,.1f}", "%.1f")

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calibration.validation.decision_replay import recorded_deployment
-from planning.compare.comparison import compare as compare_pairs
-from planning.compare.comparison import ranking
-from planning.compare.document import Compared, ComparisonDocument
-from planning.compare.request import CompareRecordingsRequest, CompareRequest
-from planning.compare.runs import (
+from tokentwin.calibration.validation.decision_replay import recorded_deployment
+from tokentwin.planning.compare.comparison import compare as compare_pairs
+from tokentwin.planning.compare.comparison import ranking
+from tokentwin.planning.compare.document import Compared, ComparisonDocument
+from tokentwin.planning.compare.request import CompareRecordingsRequest, CompareRequest
+from tokentwin.planning.compare.runs import (
     at_known_speed,
     calm,
     check_as_many,
@@ -24,23 +24,23 @@ from planning.compare.runs import (
     simulated_pairs,
     simulated_side,
 )
-from planning.deployments import with_room
-from planning.made_up import assumed
-from planning.measure.real_engine import check_replays, fitting, load_engines, record_whole
-from planning.pooling import check_pooling
-from planning.priced_scenario import PricedScenario
-from planning.progress import Tell, quiet
-from planning.request import Timing
-from planning.resolution import base_deployment
-from serving.deployments.config import Deployment
-from serving.deployments.model_catalogue import models
-from serving.errors import UserError
-from serving.version import __version__
-from serving.workload import Workload
-from traces.recording import Recording
+from tokentwin.planning.deployments import with_room
+from tokentwin.planning.made_up import assumed
+from tokentwin.planning.measure.real_engine import check_replays, fitting, load_engines, record_whole
+from tokentwin.planning.pooling import check_pooling
+from tokentwin.planning.priced_scenario import PricedScenario
+from tokentwin.planning.progress import Tell, quiet
+from tokentwin.planning.request import Timing
+from tokentwin.planning.resolution import base_deployment
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.model_catalogue import models
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.version import __version__
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.recording import Recording
 
 if TYPE_CHECKING:
-    from calibration.validation.disturbance import Disturbance
+    from tokentwin.calibration.validation.disturbance import Disturbance
 
 
 def compare(request: CompareRequest, tell: Tell = quiet) -> ComparisonDocument:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planning.compare.document import (
+from tokentwin.planning.compare.document import (
     SHARES,
     Cdfs,
     Compared,
@@ -28,11 +28,19 @@ from planning.compare.document import (
     Units,
     change_of,
 )
-from planning.compare.paired_runs import PairedRuns, SideRequests
-from planning.compare.unit_bootstrap import Difference, Floats, Jain, Percentile, Ratio, Statistic, differences
-from serving.answers.figures import shown_change, shown_number, shown_share
-from serving.metrics import metric
-from traces.tables import PERCENTILES, ecdf
+from tokentwin.planning.compare.paired_runs import PairedRuns, SideRequests
+from tokentwin.planning.compare.unit_bootstrap import (
+    Difference,
+    Floats,
+    Jain,
+    Percentile,
+    Ratio,
+    Statistic,
+    differences,
+)
+from tokentwin.serving.answers.figures import shown_change, shown_number, shown_share
+from tokentwin.serving.metrics import metric
+from tokentwin.traces.tables import PERCENTILES, ecdf
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _JUDGED = ("ttft_ms", "e2e_ms")  # the latencies by which a request wins or loses

@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Self
 import pyarrow as pa
 from pydantic import ConfigDict
 
-from serving.answers.document import Document, Number, Part, fact
-from serving.answers.figures import counted, shown_change, shown_number, shown_share
-from serving.answers.report import BAND, COUNT, FIGURE, NUMBER, Column, Line, Table
-from serving.metrics import METRICS, axis_of, label_of
-from traces.document_table import table_of
+from tokentwin.serving.answers.document import Document, Number, Part, fact
+from tokentwin.serving.answers.figures import counted, shown_change, shown_number, shown_share
+from tokentwin.serving.answers.report import BAND, COUNT, FIGURE, NUMBER, Column, Line, Table
+from tokentwin.serving.metrics import METRICS, axis_of, label_of
+from tokentwin.traces.document_table import table_of
 
 SHARES = ("slo_attainment", "finished")  # changes are shown in points: from 29 % to 52 % is +23 points, not +76 %
 _METRIC = "metric of the glossary, or `finished`: the share of requests that finish"

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from planning.compare.unit_bootstrap import FEWEST_UNITS, Floats, Ints
-from serving.errors import UserError
-from traces.metrics.run_metrics import RunMetrics
-from traces.metrics.saturation import served_rate, slows_down
-from traces.schema import REQUESTS
+from tokentwin.planning.compare.unit_bootstrap import FEWEST_UNITS, Floats, Ints
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.metrics.saturation import served_rate, slows_down
+from tokentwin.traces.schema import REQUESTS
 
 COLUMNS = tuple(column.name for column in REQUESTS if column.name != "token_times_ns")  # columns that are compared
 _BLOCKS = 20  # largest number of blocks in a run

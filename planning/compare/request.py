@@ -7,13 +7,13 @@ from typing import Any
 
 from pydantic import Field
 
-from planning.deployments import described, with_settings
-from planning.request import Request, StatedDeployment, Timing
-from planning.traffic import Offered, waits_for_answers
-from serving.deployments.config import Deployment
-from serving.errors import UserError
-from serving.workload import Workload
-from traces.reshape import reshaped
+from tokentwin.planning.deployments import described, with_settings
+from tokentwin.planning.request import Request, StatedDeployment, Timing
+from tokentwin.planning.traffic import Offered, waits_for_answers
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.reshape import reshaped
 
 
 class Side(Request):

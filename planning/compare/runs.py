@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from calibration.steps.observed import ObservedOperations, pure
-from calibration.steps.step_cost import StepCost
-from calibration.trust import UNKNOWN, Trust, trust_in_run, weakest
-from calibration.validation.decision_replay import recorded_deployment
-from planning.compare.document import RanDeployment, Side
-from planning.compare.paired_runs import COLUMNS, PairedRuns
-from planning.priced_scenario import PricedScenario, price_scenario
-from planning.traffic import waits_for_answers
-from serving.deployments.config import Deployment
-from serving.errors import UserError
-from serving.workload import Workload
-from traces.recording import Recording
+from tokentwin.calibration.steps.observed import ObservedOperations, pure
+from tokentwin.calibration.steps.step_cost import StepCost
+from tokentwin.calibration.trust import UNKNOWN, Trust, trust_in_run, weakest
+from tokentwin.calibration.validation.decision_replay import recorded_deployment
+from tokentwin.planning.compare.document import RanDeployment, Side
+from tokentwin.planning.compare.paired_runs import COLUMNS, PairedRuns
+from tokentwin.planning.priced_scenario import PricedScenario, price_scenario
+from tokentwin.planning.traffic import waits_for_answers
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.recording import Recording
 
 if TYPE_CHECKING:
-    from calibration.validation.disturbance import Disturbance
+    from tokentwin.calibration.validation.disturbance import Disturbance
 
 _NAMED = 5  # maximum number of recordings that an error names
 
@@ -114,7 +114,10 @@ def at_known_speed(
     sides: Sequence[Sequence[Recording]], scenarios: Sequence[Sequence[PricedScenario]]
 ) -> list[list[PricedScenario]] | None:
     """Return the scenario of each recording with each engine's slowdown in that recording; None if it is not known."""
-    from calibration.validation.known_speed import machine_slowdown, slowed_fleet  # imports slowly, because it fits
+    from tokentwin.calibration.validation.known_speed import (  # imports slowly, because it fits
+        machine_slowdown,
+        slowed_fleet,
+    )
 
     slowed = []
     for side, simulated in zip(sides, scenarios, strict=False):
@@ -136,7 +139,7 @@ def calm(sides: Sequence[Sequence[Recording]], scenarios: Sequence[PricedScenari
 
     `scenarios` are the scenarios in which the sides were simulated; their calibrations give the normal step times.
     """
-    from calibration.validation.disturbance import disturbance  # imports slowly, because it fits
+    from tokentwin.calibration.validation.disturbance import disturbance  # imports slowly, because it fits
 
     if any(recording.run["clock"] != "wall" for side in sides for recording in side):
         return None

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.tables import Floats, ratio
+from tokentwin.traces.tables import Floats, ratio
 
 Ints = NDArray[np.int64]
 

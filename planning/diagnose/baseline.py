@@ -16,13 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from planning.diagnose.constraint_lifts import longest_request
-from planning.diagnose.document import FINISHED
-from planning.diagnose.overload import Overload, replicas_to_add
-from planning.priced_scenario import PricedScenario
-from traces.metrics.client_view import as_clients_saw
-from traces.metrics.run_metrics import RunMetrics
-from traces.tables import percentiles
+from tokentwin.planning.diagnose.constraint_lifts import longest_request
+from tokentwin.planning.diagnose.document import FINISHED
+from tokentwin.planning.diagnose.overload import Overload, replicas_to_add
+from tokentwin.planning.priced_scenario import PricedScenario
+from tokentwin.traces.metrics.client_view import as_clients_saw
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.tables import percentiles
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _GAPS = "itl_ms"

@@ -11,28 +11,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from calibration.steps.observed import JudgedCost, pure
-from calibration.steps.operation_cost import OperationCost
-from planning.deployments import with_settings
-from planning.diagnose.constraint_lifts import (
+from tokentwin.calibration.steps.observed import JudgedCost, pure
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.planning.deployments import with_settings
+from tokentwin.planning.diagnose.constraint_lifts import (
     adapter_slots,
     longest_request,
     rescheduled,
     small_blocks,
     smaller_chunks,
 )
-from planning.diagnose.fleet_lifts import resized, split_towards
-from planning.priced_scenario import PricedScenario, price_scenario
-from planning.repricing import Source
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.context_parallel import devices_with_same_kv
-from serving.deployments.editions import stored_by_name
-from serving.deployments.engines import BLOCK_SIZE
-from serving.deployments.fleet import AutoscalerConfig, FleetConfig, PoolConfig, plain_fleet
-from serving.deployments.inter_node import InterNodeConfig
-from serving.deployments.kv_capacity import kv_capacity
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
+from tokentwin.planning.diagnose.fleet_lifts import resized, split_towards
+from tokentwin.planning.priced_scenario import PricedScenario, price_scenario
+from tokentwin.planning.repricing import Source
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.context_parallel import devices_with_same_kv
+from tokentwin.serving.deployments.editions import stored_by_name
+from tokentwin.serving.deployments.engines import BLOCK_SIZE
+from tokentwin.serving.deployments.fleet import AutoscalerConfig, FleetConfig, PoolConfig, plain_fleet
+from tokentwin.serving.deployments.inter_node import InterNodeConfig
+from tokentwin.serving.deployments.kv_capacity import kv_capacity
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
 
 Settings = Mapping[str, Any]
 _OF_THE_RUN = ("gpu", "replicas", "router")  # settings that `compare` takes besides those of a deployment

@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from planning.diagnose.document import NO_PARTS
-from planning.diagnose.fleet_lifts import (
+from tokentwin.planning.diagnose.document import NO_PARTS
+from tokentwin.planning.diagnose.fleet_lifts import (
     FASTEST,
     another_split,
     better_routing,
@@ -30,7 +30,7 @@ from planning.diagnose.fleet_lifts import (
     no_front_door,
     scaled_at_once,
 )
-from planning.diagnose.lifted_costs import (
+from tokentwin.planning.diagnose.lifted_costs import (
     WEIGHT_PARTS,
     StagesAtOnce,
     repriced,
@@ -40,15 +40,15 @@ from planning.diagnose.lifted_costs import (
     without_cpu_time,
     without_launches,
 )
-from planning.priced_scenario import PricedScenario
-from planning.traffic import waits_for_answers
-from serving.cost_model import CostModel, PipelinedCost
-from serving.deployments.config import Deployment
-from serving.deployments.kv_layout import tables, with_known_states
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
-from serving.workload import Workload, WorkloadRequest
-from sim.fleet import PricedPool
+from tokentwin.planning.priced_scenario import PricedScenario
+from tokentwin.planning.traffic import waits_for_answers
+from tokentwin.serving.cost_model import CostModel, PipelinedCost
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.kv_layout import tables, with_known_states
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.fleet import PricedPool
 
 Layer = Literal["compute", "memory", "request"]
 Kind = Literal["capacity", "policy"]

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from calibration.steps.operation_cost import WAITING
-from planning.diagnose.document import LEAST, Finding
-from planning.diagnose.evidence import Evidence
-from planning.diagnose.lifted_costs import KV_PARTS
-from serving.answers.figures import shown_number, shown_share, shown_time
-from traces.recording import notes_of
-from traces.tables import Distribution, Floats
+from tokentwin.calibration.steps.operation_cost import WAITING
+from tokentwin.planning.diagnose.document import LEAST, Finding
+from tokentwin.planning.diagnose.evidence import Evidence
+from tokentwin.planning.diagnose.lifted_costs import KV_PARTS
+from tokentwin.serving.answers.figures import shown_number, shown_share, shown_time
+from tokentwin.traces.recording import notes_of
+from tokentwin.traces.tables import Distribution, Floats
 
 LOW_UTILISATION, SMALL_BATCHES = "low utilisation", "small batches"
 IDLE = (LOW_UTILISATION, SMALL_BATCHES)  # symptoms that make no request wait

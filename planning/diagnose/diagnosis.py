@@ -14,10 +14,10 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from planning.diagnose.baseline import LATENCIES, Baseline
-from planning.diagnose.changes import both_sides, changed, changes, replicas_setting
-from planning.diagnose.command import named
-from planning.diagnose.constraint_lifts import (
+from tokentwin.planning.diagnose.baseline import LATENCIES, Baseline
+from tokentwin.planning.diagnose.changes import both_sides, changed, changes, replicas_setting
+from tokentwin.planning.diagnose.command import named
+from tokentwin.planning.diagnose.constraint_lifts import (
     ADMISSION,
     LIFTS,
     MORE,
@@ -27,24 +27,24 @@ from planning.diagnose.constraint_lifts import (
     lifts_for,
     offered,
 )
-from planning.diagnose.document import (
+from tokentwin.planning.diagnose.document import (
     FINISHED,
     LEAST,
     Counterfactual,
     DiagnosisDocument,
     Symptom,
 )
-from planning.diagnose.fleet_lifts import more_replicas
-from planning.diagnose.simulated_symptoms import (
+from tokentwin.planning.diagnose.fleet_lifts import more_replicas
+from tokentwin.planning.diagnose.simulated_symptoms import (
     good_benchmark,
     more_gpus_do_not_help,
     scaling_efficiency,
 )
-from planning.diagnose.verdict import Facts, concluded, troubled
-from planning.priced_scenario import PricedScenario
-from planning.repricing import Source
-from serving.errors import UserError
-from traces.metrics.run_metrics import RunMetrics
+from tokentwin.planning.diagnose.verdict import Facts, concluded, troubled
+from tokentwin.planning.priced_scenario import PricedScenario
+from tokentwin.planning.repricing import Source
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.metrics.run_metrics import RunMetrics
 
 _NEARLY = 0.8  # share of the largest gain from which a change counts as one of the best
 _ROUNDING = {"quantization", "kv_cache_dtype"}  # settings that may make answers worse

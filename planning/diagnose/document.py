@@ -15,12 +15,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
-from planning.diagnose.command import compare_command
-from serving.answers.document import Document, Number, Part, fact
-from serving.answers.figures import shown_change, shown_share, shown_time
-from serving.answers.report import FIGURE, SHARE, Column, Line, Table
-from serving.metrics import label_of, metric
-from traces.document_table import table_of
+from tokentwin.planning.diagnose.command import compare_command
+from tokentwin.serving.answers.document import Document, Number, Part, fact
+from tokentwin.serving.answers.figures import shown_change, shown_share, shown_time
+from tokentwin.serving.answers.report import FIGURE, SHARE, Column, Line, Table
+from tokentwin.serving.metrics import label_of, metric
+from tokentwin.traces.document_table import table_of
 
 FINISHED = "finished"  # judged instead of a latency if requests are lost
 RECORDING = "the recording"

@@ -9,27 +9,27 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from calibration.expert_routing import busiest_over_mean
-from calibration.steps.observed import pure
-from calibration.steps.operation_cost import OperationCost
-from calibration.steps.run_explanation import (
+from tokentwin.calibration.expert_routing import busiest_over_mean
+from tokentwin.calibration.steps.observed import pure
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.calibration.steps.run_explanation import (
     MEASURED_COLUMNS,
     PREDICTED_COLUMNS,
     PartTimes,
     explain_run,
     measured_parts,
 )
-from calibration.validation.decision_replay import recorded_deployment
-from planning.priced_scenario import PricedScenario
-from serving.deployments.gpu_spec import GpuSpec
-from serving.deployments.kv_layout import kv_bytes_per_token
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
-from serving.workload import WorkloadRequest
-from traces.metrics.client_view import as_clients_saw
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
-from traces.tables import Floats
+from tokentwin.calibration.validation.decision_replay import recorded_deployment
+from tokentwin.planning.priced_scenario import PricedScenario
+from tokentwin.serving.deployments.gpu_spec import GpuSpec
+from tokentwin.serving.deployments.kv_layout import kv_bytes_per_token
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.traces.metrics.client_view import as_clients_saw
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
+from tokentwin.traces.tables import Floats
 
 _IDLE_NS = 5_000_000  # a longer wait for the next plan is idle time, not work of the host
 _COLUMNS = [

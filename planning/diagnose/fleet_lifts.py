@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from planning.priced_scenario import PricedScenario
-from serving.deployments.fleet import AdmissionConfig, FailuresConfig, FleetConfig, LinksConfig, PoolConfig
+from tokentwin.planning.priced_scenario import PricedScenario
+from tokentwin.serving.deployments.fleet import AdmissionConfig, FailuresConfig, FleetConfig, LinksConfig, PoolConfig
 
 FASTEST = 1e9  # highest GB/s of a link
 _BALANCING = ("power-of-two", "least-requests", "least-tokens", "kv-aware")

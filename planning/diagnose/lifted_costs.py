@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from calibration.steps.observed import pure
-from calibration.steps.operation_cost import OperationCost
-from calibration.steps.step_cost import StepCost
-from serving.adapter_times import adapter_times
-from serving.cost_model import CostModel, NetworkedCost, PipelinedCost, decode_plans
-from serving.deployments.config import Deployment
-from serving.encoder_times import encoder_times
-from serving.step_plan import StepPlan
+from tokentwin.calibration.steps.observed import pure
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.calibration.steps.step_cost import StepCost
+from tokentwin.serving.adapter_times import adapter_times
+from tokentwin.serving.cost_model import CostModel, NetworkedCost, PipelinedCost, decode_plans
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.encoder_times import encoder_times
+from tokentwin.serving.step_plan import StepPlan
 
 _KV_PRICES = ("decode_context", "prefill_context")
 KV_PARTS = ("decode attention", "imbalance", "past attention")
@@ -118,7 +118,7 @@ def without_cpu_time(cost: CostModel) -> CostModel:
 
 
 def with_parts(cost: CostModel, times: float, *parts: str) -> CostModel | None:
-    """Return `cost` with the time of some of `calibration.steps.correction` multiplied by `times`.
+    """Return `cost` with the time of some of `tokentwin.calibration.steps.correction` multiplied by `times`.
 
     Returns None if the cost model has no separate parts.
     """

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from planning.diagnose.fleet_lifts import everyone_admitted, more_replicas
-from planning.priced_scenario import PricedScenario
-from planning.traffic import waits_for_answers
-from traces.metrics.client_view import as_clients_saw
-from traces.metrics.run_metrics import RunMetrics
-from traces.metrics.saturation import GROWING, Saturation, served_rate
-from traces.tables import Floats
+from tokentwin.planning.diagnose.fleet_lifts import everyone_admitted, more_replicas
+from tokentwin.planning.priced_scenario import PricedScenario
+from tokentwin.planning.traffic import waits_for_answers
+from tokentwin.traces.metrics.client_view import as_clients_saw
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.metrics.saturation import GROWING, Saturation, served_rate
+from tokentwin.traces.tables import Floats
 
 _AMPLE = 4  # times the replicas that the load needs: none of them has a queue
 

@@ -16,23 +16,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from calibration.front_door_fit import front_door_of
-from planning.deployments import stated_deployment
-from planning.diagnose import diagnosis as search
-from planning.diagnose.document import DiagnosisDocument, TrustSection
-from planning.diagnose.evidence import Evidence
-from planning.diagnose.request import DiagnoseRequest
-from planning.diagnose.symptoms import symptoms
-from planning.priced_scenario import PricedScenario, price_scenario
-from planning.progress import Tell, quiet
-from planning.repricing import Source
-from serving.answers.figures import shown_change
-from serving.deployments.config import parse
-from serving.deployments.gpu_spec import find_gpu
-from serving.errors import UserError
-from serving.metrics import check_slo
-from serving.version import __version__
-from traces.recording import Recording, notes_of
+from tokentwin.calibration.front_door_fit import front_door_of
+from tokentwin.planning.deployments import stated_deployment
+from tokentwin.planning.diagnose import diagnosis as search
+from tokentwin.planning.diagnose.document import DiagnosisDocument, TrustSection
+from tokentwin.planning.diagnose.evidence import Evidence
+from tokentwin.planning.diagnose.request import DiagnoseRequest
+from tokentwin.planning.diagnose.symptoms import symptoms
+from tokentwin.planning.priced_scenario import PricedScenario, price_scenario
+from tokentwin.planning.progress import Tell, quiet
+from tokentwin.planning.repricing import Source
+from tokentwin.serving.answers.figures import shown_change
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.metrics import check_slo
+from tokentwin.serving.version import __version__
+from tokentwin.traces.recording import Recording, notes_of
 
 _FAR = 0.25  # share of a real run's p99; if the error is larger, counterfactuals are about another run
 _SAME = ("status", "replica", "scheduled_ns", "first_token_ns", "finish_ns")
@@ -86,7 +86,7 @@ def _why(recording: Recording, calibration: str) -> str:
     return "its router, policy or cost model has changed"
 
 
-DIAGNOSIS = "planning.diagnose.recorded_run:diagnosis"
+DIAGNOSIS = "tokentwin.planning.diagnose.recorded_run:diagnosis"
 DIAGNOSIS_FILE = "diagnosis.json"  # beside a recording, where the recording's report looks for it
 
 

@@ -6,8 +6,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from planning.request import Request, TimedBy
-from serving.errors import UserError
+from tokentwin.planning.request import Request, TimedBy
+from tokentwin.serving.errors import UserError
 
 Latency = Literal["ttft_ms", "itl_ms", "tpot_ms", "e2e_ms"]
 

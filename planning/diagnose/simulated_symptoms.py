@@ -9,15 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from planning.diagnose.constraint_lifts import LIFTS, REPLICA, twice_the_gpus
-from planning.diagnose.document import FINISHED, LEAST, Counterfactual, Finding, Symptom
-from planning.diagnose.fleet_lifts import more_replicas
-from planning.diagnose.overload import drained_ns
-from planning.priced_scenario import PricedScenario
-from serving.answers.figures import shown_number, shown_share, shown_time
-from serving.metrics import metric
-from traces.metrics.client_view import as_clients_saw
-from traces.metrics.run_metrics import RunMetrics
+from tokentwin.planning.diagnose.constraint_lifts import LIFTS, REPLICA, twice_the_gpus
+from tokentwin.planning.diagnose.document import FINISHED, LEAST, Counterfactual, Finding, Symptom
+from tokentwin.planning.diagnose.fleet_lifts import more_replicas
+from tokentwin.planning.diagnose.overload import drained_ns
+from tokentwin.planning.priced_scenario import PricedScenario
+from tokentwin.serving.answers.figures import shown_number, shown_share, shown_time
+from tokentwin.serving.metrics import metric
+from tokentwin.traces.metrics.client_view import as_clients_saw
+from tokentwin.traces.metrics.run_metrics import RunMetrics
 
 GOOD_BENCHMARK, NO_HELP = "good benchmark, poor product", "more GPUs do not help"
 _SCALES = 0.6  # share of twice the throughput below which more GPUs do not help

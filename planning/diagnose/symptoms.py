@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from planning.diagnose.constraint_lifts import dispersion
-from planning.diagnose.device_symptoms import DEVICE_LOOKS, HALF, IDLE, SHARE, Look, share_beyond
-from planning.diagnose.document import OVERLOAD, Finding, Symptom
-from planning.diagnose.evidence import Evidence
-from serving.answers.figures import shown_number, shown_share, shown_time
-from serving.metrics import metric
-from serving.workload import PRIVATE, WorkloadRequest
-from traces.metrics.run_metrics import SERVED_METRICS, serving_ns, unserved_ns
-from traces.recording import notes_of
+from tokentwin.planning.diagnose.constraint_lifts import dispersion
+from tokentwin.planning.diagnose.device_symptoms import DEVICE_LOOKS, HALF, IDLE, SHARE, Look, share_beyond
+from tokentwin.planning.diagnose.document import OVERLOAD, Finding, Symptom
+from tokentwin.planning.diagnose.evidence import Evidence
+from tokentwin.serving.answers.figures import shown_number, shown_share, shown_time
+from tokentwin.serving.metrics import metric
+from tokentwin.serving.workload import PRIVATE, WorkloadRequest
+from tokentwin.traces.metrics.run_metrics import SERVED_METRICS, serving_ns, unserved_ns
+from tokentwin.traces.recording import notes_of
 
 _QUEUE_STEPS = 3  # a wait of this many steps is queueing; a shorter one is the wait for the next step
 _SPIKE = 10.0  # p99 over p50 of TTFT: exponential waits give 6.6, log-normal prompts with sigma 1 give 10.2

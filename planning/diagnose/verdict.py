@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from planning.diagnose.device_symptoms import IDLE, UNBOUNDED
-from planning.diagnose.document import LEAST, OVERLOAD, Counterfactual, DiagnosisDocument, Symptom
-from planning.diagnose.simulated_symptoms import GOOD_BENCHMARK, NO_HELP
-from serving.answers.figures import shown_change, shown_number, shown_share, shown_time
-from serving.metrics import metric
-from serving.version import __version__
-from traces.metrics.saturation import FEWEST
+from tokentwin.planning.diagnose.device_symptoms import IDLE, UNBOUNDED
+from tokentwin.planning.diagnose.document import LEAST, OVERLOAD, Counterfactual, DiagnosisDocument, Symptom
+from tokentwin.planning.diagnose.simulated_symptoms import GOOD_BENCHMARK, NO_HELP
+from tokentwin.serving.answers.figures import shown_change, shown_number, shown_share, shown_time
+from tokentwin.serving.metrics import metric
+from tokentwin.serving.version import __version__
+from tokentwin.traces.metrics.saturation import FEWEST
 
 _NO_TROUBLE = (*IDLE, GOOD_BENCHMARK, NO_HELP)  # symptoms that make no request of the run wait
 _WORK = ("prompts take the device", "communication", "launch-bound steps", "KV reads")  # symptoms of healthy runs, too

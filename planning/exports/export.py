@@ -17,14 +17,14 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
-from planning.exports.exportable import Exportable
-from planning.exports.formats import FORMATS
-from planning.exports.openmetrics import write_openmetrics
-from planning.exports.perfetto import write_perfetto
-from planning.exports.recorded_run import RecordedRun
-from serving.answers.document import Document
-from serving.errors import UserError
-from serving.whole_file import write_whole
+from tokentwin.planning.exports.exportable import Exportable
+from tokentwin.planning.exports.formats import FORMATS
+from tokentwin.planning.exports.openmetrics import write_openmetrics
+from tokentwin.planning.exports.perfetto import write_perfetto
+from tokentwin.planning.exports.recorded_run import RecordedRun
+from tokentwin.serving.answers.document import Document
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.whole_file import write_whole
 
 _FORMULA = r"^([=+\-@\t\r])"
 

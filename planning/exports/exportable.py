@@ -7,9 +7,9 @@ from typing import ClassVar, Protocol
 
 import pyarrow as pa
 
-from serving.answers.document import Document
-from serving.data_file import no_constant, parse_json
-from serving.errors import UserError, reason
+from tokentwin.serving.answers.document import Document
+from tokentwin.serving.data_file import no_constant, parse_json
+from tokentwin.serving.errors import UserError, reason
 
 ANSWER = "result.json"  # the file in a job's directory
 _KNOWN = (
@@ -36,15 +36,15 @@ def open_exportable(path: Path) -> Exportable:
     if path.is_file():
         return _answer(path)
     if any((path / f"{name}.parquet").exists() for name in ("runs", "requests")):
-        from planning.exports.recorded_run import RecordedRun
+        from tokentwin.planning.exports.recorded_run import RecordedRun
 
         return RecordedRun(path)
     if (path / "sweep.json").exists():
-        from planning.exports.sweep import Sweep
+        from tokentwin.planning.exports.sweep import Sweep
 
         return Sweep(path)
     if (path / "report.json").exists():
-        from planning.exports.validation import Validation
+        from tokentwin.planning.exports.validation import Validation
 
         return Validation(path)
     if (path / ANSWER).is_file():
@@ -54,10 +54,10 @@ def open_exportable(path: Path) -> Exportable:
 
 def _answer(path: Path) -> Document:
     """Read an answer. Its kind is recognised by a field that no other kind of answer has."""
-    from planning.compare.document import ComparisonDocument
-    from planning.diagnose.document import DiagnosisDocument
-    from planning.plan.document import PlanDocument
-    from planning.plan.most_clients import MostClientsDocument
+    from tokentwin.planning.compare.document import ComparisonDocument
+    from tokentwin.planning.diagnose.document import DiagnosisDocument
+    from tokentwin.planning.plan.document import PlanDocument
+    from tokentwin.planning.plan.most_clients import MostClientsDocument
 
     try:
         document = parse_json(path.read_bytes(), parse_constant=no_constant)

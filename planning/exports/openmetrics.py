@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from planning.exports.recorded_run import RecordedRun
-from planning.exports.vllm_buckets import REQUEST_S, STEP_TOKENS, TOKEN_S, TTFT_S, one_two_five
-from serving.metrics import metric
-from traces.distributions import LONGEST
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
+from tokentwin.planning.exports.recorded_run import RecordedRun
+from tokentwin.planning.exports.vllm_buckets import REQUEST_S, STEP_TOKENS, TOKEN_S, TTFT_S, one_two_five
+from tokentwin.serving.metrics import metric
+from tokentwin.traces.distributions import LONGEST
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
 
 JOB = {"virtual": "sim", "wall": "real"}
 

@@ -13,8 +13,8 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from planning.exports.recorded_run import RecordedRun
-from traces.recording import Recording
+from tokentwin.planning.exports.recorded_run import RecordedRun
+from tokentwin.traces.recording import Recording
 
 Event = dict[str, Any]
 

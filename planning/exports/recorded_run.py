@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from serving.metrics import metric
-from traces.metrics.run_metrics import REQUEST_METRICS, RunMetrics
-from traces.metrics.step_metrics import STEP_METRICS
-from traces.recording import Recording
+from tokentwin.serving.metrics import metric
+from tokentwin.traces.metrics.run_metrics import REQUEST_METRICS, RunMetrics
+from tokentwin.traces.metrics.step_metrics import STEP_METRICS
+from tokentwin.traces.recording import Recording
 
 _RECORDED = {"running", "waiting"}  # metrics that are columns of `steps` already
 

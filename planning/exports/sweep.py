@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from planning.sweep.results import SweepResults
+    from tokentwin.planning.sweep.results import SweepResults
 
 
 class SweepView(NamedTuple):
@@ -36,7 +36,7 @@ class Sweep:
 
     def __init__(self, path: Path, results: SweepResults | None = None, view: SweepView | None = None) -> None:
         """Load the dataset in `path`, unless its `results` are given. Raises UserError if it is damaged."""
-        from planning.sweep.results import SweepResults
+        from tokentwin.planning.sweep.results import SweepResults
 
         self.path, self.view = path, view
         self.results = SweepResults.load(path) if results is None else results

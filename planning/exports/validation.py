@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from calibration.validation.report import RESIDUALS, load_report, load_residuals
-from serving.errors import UserError
+from tokentwin.calibration.validation.report import RESIDUALS, load_report, load_residuals
+from tokentwin.serving.errors import UserError
 
 
 class Validation:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from serving.whole_file import whole_file
+from tokentwin.serving.whole_file import whole_file
 
 
 def write_json(path: Path, document: Any) -> None:

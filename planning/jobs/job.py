@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from planning.jobs.files import read_json, write_json
-from serving.python_process import module_command, module_environment
-from serving.version import __version__
+from tokentwin.planning.jobs.files import read_json, write_json
+from tokentwin.serving.python_process import module_command, module_environment
+from tokentwin.serving.version import __version__
 
 Seen = TypeVar("Seen")
 State = Literal["absent", "queued", "running", "done", "failed", "cancelled"]
@@ -59,7 +59,7 @@ class Job:
     """The job of a task and its settings. Every process that asks for the same task and settings finds the same job.
 
     Attributes:
-        task: `module:function`, called with the settings, the job's directory and a `planning.progress.Tell`
+        task: `module:function`, called with the settings, the job's directory and a `tokentwin.planning.progress.Tell`
         settings: settings as plain JSON; together with the task and the version of tokentwin they decide the result
     """
 
@@ -103,7 +103,7 @@ class Job:
             with (self.directory / "log.txt").open("w") as log, self._lock.open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 process = subprocess.Popen(
-                    module_command("planning.jobs.worker", str(self.directory.resolve())),
+                    module_command("tokentwin.planning.jobs.worker", str(self.directory.resolve())),
                     env=module_environment(),
                     stdin=subprocess.DEVNULL,
                     stdout=log,

@@ -1,4 +1,4 @@
-"""The process of a job: `python -m planning.jobs.worker DIRECTORY`.
+"""The process of a job: `python -m tokentwin.planning.jobs.worker DIRECTORY`.
 
 It waits for a free slot (there is one for each CPU, held by a lock that is released when the process ends), runs the
 task, and writes a result, or one line with the reason for its failure.
@@ -16,10 +16,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
-from planning.jobs.files import read_json, write_json
-from planning.progress import Tell, TimeLeft
-from serving.errors import UserError, reason
-from serving.user_code.call_limit import watch
+from tokentwin.planning.jobs.files import read_json, write_json
+from tokentwin.planning.progress import Tell, TimeLeft
+from tokentwin.serving.errors import UserError, reason
+from tokentwin.serving.user_code.call_limit import end_threads, watch
 
 Task = Callable[[dict[str, Any], Path, Tell], Any]
 
@@ -84,4 +84,6 @@ def _failed(directory: Path, error: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    status = main(Path(sys.argv[1]))
+    end_threads()
+    sys.exit(status)

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from planning.learn.committee import Member
-from planning.learn.document import Alternative
-from planning.learn.findings import Findings
-from planning.learn.questions import Question
-from planning.learn.twin import Twin
+from tokentwin.planning.learn.committee import Member
+from tokentwin.planning.learn.document import Alternative
+from tokentwin.planning.learn.findings import Findings
+from tokentwin.planning.learn.questions import Question
+from tokentwin.planning.learn.twin import Twin
 
 
 def alternatives(

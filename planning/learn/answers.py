@@ -13,14 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from planning.learn.questions import Question
-from serving.cost_model import CostModel
-from serving.deployments.config import Deployment
-from serving.front_door import FrontDoor
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.run_log import TableSink
-from traces.recording import Recording
+from tokentwin.planning.learn.questions import Question
+from tokentwin.serving.cost_model import CostModel
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.front_door import FrontDoor
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.recording import Recording
 
 Times = NDArray[np.int64]
 _STREAM = 20  # minimum number of tokens of an answer that counts steps

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from calibration.steps.external_calibration import blind
-from planning.learn.answers import Answer
-from planning.learn.step_times import CorrectedKernels, LinearPrices
-from planning.learn.twin import Setting, Twin
-from serving.deployments.config import Deployment
-from serving.deployments.engine_defaults import with_engine_defaults
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.kv_capacity import kv_capacity
-from serving.deployments.model_catalogue import find_model
+from tokentwin.calibration.steps.external_calibration import blind
+from tokentwin.planning.learn.answers import Answer
+from tokentwin.planning.learn.step_times import CorrectedKernels, LinearPrices
+from tokentwin.planning.learn.twin import Setting, Twin
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.engine_defaults import with_engine_defaults
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.kv_capacity import kv_capacity
+from tokentwin.serving.deployments.model_catalogue import find_model
 
 _UTILIZATION = 0.9
 _BLOCKS_ASSUMED = 1000  # KV blocks of a device whose memory is not known

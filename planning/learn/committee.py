@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from planning.learn.proof import figures
-from planning.learn.questions import Question
-from planning.learn.twin import Twin
+from tokentwin.planning.learn.proof import figures
+from tokentwin.planning.learn.questions import Question
+from tokentwin.planning.learn.twin import Twin
 
 _NOISE = 0.02  # standard deviation of the logarithm of a figure in an answer
 _REACH = 1.645  # standard deviations of a normal distribution to the end of its 90 % interval

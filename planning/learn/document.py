@@ -7,10 +7,10 @@ from typing import ClassVar, Literal
 
 import pyarrow as pa
 
-from serving.answers.document import Document, Part, fact
-from serving.answers.figures import shown_change, shown_percent
-from serving.answers.report import CHANGE, COUNT, METRIC, NUMBER, PERCENT, Column, Line, Table
-from traces.document_table import table_of
+from tokentwin.serving.answers.document import Document, Part, fact
+from tokentwin.serving.answers.figures import shown_change, shown_percent
+from tokentwin.serving.answers.report import CHANGE, COUNT, METRIC, NUMBER, PERCENT, Column, Line, Table
+from tokentwin.traces.document_table import table_of
 
 FILE = "learnt.json"
 SOURCES = {

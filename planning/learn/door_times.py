@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planning.learn.answers import Answer
-from planning.learn.seen_steps import chunk_ns
-from planning.learn.twin import Twin
+from tokentwin.planning.learn.answers import Answer
+from tokentwin.planning.learn.seen_steps import chunk_ns
+from tokentwin.planning.learn.twin import Twin
 
 _AFTER = (0.0, 0.25, 0.5, 0.75)  # shares of the time outside of the engine that come after it, which are tried
 # Work of an API server on a request that is tried. With 0, requests that are sent together are in one step.

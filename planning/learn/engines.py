@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planning.learn.answers import Answer, Times
+from tokentwin.planning.learn.answers import Answer, Times
 
 _DELAYED = 1.5  # a gap between two tokens, in usual gaps, from which on a stream was delayed
 _LONG = 512  # minimum length of a prompt that delays a stream visibly

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from planning.learn.answers import Answer
-from planning.learn.twin import Twin
+from tokentwin.planning.learn.answers import Answer
+from tokentwin.planning.learn.twin import Twin
 
 CLOSE = 3.0  # difference of log likelihoods below which the answers do not decide between two values
 

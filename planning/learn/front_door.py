@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planning.learn.document import FILE as LEARNT
-from serving.errors import UserError
-from serving.front_door import FILE, FrontDoor
+from tokentwin.planning.learn.document import FILE as LEARNT
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.front_door import FILE, FrontDoor
 
 
 def learnt_front_door(calibration: str | None) -> FrontDoor | None:

@@ -9,15 +9,15 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from planning.bench.client import bench
-from planning.bench.request import BenchTarget
-from planning.learn.answers import Answer, Counted
-from planning.learn.questions import Question
-from planning.learn.reported import counted, read_page, running, sglang_blocks, sglang_settings, vllm_settings
-from planning.learn.server import TimeIsUp
-from serving.errors import UserError
-from serving.workload import Workload
-from traces.recording import Recording
+from tokentwin.planning.bench.client import bench
+from tokentwin.planning.bench.request import BenchTarget
+from tokentwin.planning.learn.answers import Answer, Counted
+from tokentwin.planning.learn.questions import Question
+from tokentwin.planning.learn.reported import counted, read_page, running, sglang_blocks, sglang_settings, vllm_settings
+from tokentwin.planning.learn.server import TimeIsUp
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.recording import Recording
 
 _COUNTED = "counted.json"  # beside a recording: what the server's metrics counted meanwhile
 

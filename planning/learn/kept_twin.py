@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from calibration.steps.interval import Factors
-from planning.deployments import stated_deployment
-from planning.learn.document import FILE as LEARNT
-from planning.learn.document import LearntServer
-from planning.learn.step_times import load_times
-from planning.learn.twin import Setting, Twin
-from serving.data_file import parse_json
-from serving.errors import UserError, reason
-from serving.front_door import FrontDoor
-from traces.recording_writer import DEPLOYMENT
+from tokentwin.calibration.steps.interval import Factors
+from tokentwin.planning.deployments import stated_deployment
+from tokentwin.planning.learn.document import FILE as LEARNT
+from tokentwin.planning.learn.document import LearntServer
+from tokentwin.planning.learn.step_times import load_times
+from tokentwin.planning.learn.twin import Setting, Twin
+from tokentwin.serving.data_file import parse_json
+from tokentwin.serving.errors import UserError, reason
+from tokentwin.serving.front_door import FrontDoor
+from tokentwin.traces.recording_writer import DEPLOYMENT
 
 _OWN = 0.04  # change of step times that is not called drift, beyond the twin's interval
 

@@ -14,24 +14,24 @@ from typing import Any
 
 import numpy as np
 
-from calibration.steps.iteration_fit import IterationLog
-from planning.learn import questions
-from planning.learn.answers import Answer
-from planning.learn.beliefs import believed_twin, guessed_twin
-from planning.learn.committee import Committee, Member
-from planning.learn.door_times import through_door
-from planning.learn.engines import engines_of
-from planning.learn.findings import Findings
-from planning.learn.memory import with_block_size, with_memory
-from planning.learn.proof import made_up_traffic
-from planning.learn.questions import Bounds, Question
-from planning.learn.server import Server, TimeIsUp
-from planning.learn.step_times import StepTimes
-from planning.learn.suspicions import suspicion
-from planning.learn.twin import POLICIES, ROUTERS, Setting, Twin, fitted_apart
-from serving.deployments.config import Deployment
-from serving.errors import UserError
-from serving.front_door import FrontDoor
+from tokentwin.calibration.steps.iteration_fit import IterationLog
+from tokentwin.planning.learn import questions
+from tokentwin.planning.learn.answers import Answer
+from tokentwin.planning.learn.beliefs import believed_twin, guessed_twin
+from tokentwin.planning.learn.committee import Committee, Member
+from tokentwin.planning.learn.door_times import through_door
+from tokentwin.planning.learn.engines import engines_of
+from tokentwin.planning.learn.findings import Findings
+from tokentwin.planning.learn.memory import with_block_size, with_memory
+from tokentwin.planning.learn.proof import made_up_traffic
+from tokentwin.planning.learn.questions import Bounds, Question
+from tokentwin.planning.learn.server import Server, TimeIsUp
+from tokentwin.planning.learn.step_times import StepTimes
+from tokentwin.planning.learn.suspicions import suspicion
+from tokentwin.planning.learn.twin import POLICIES, ROUTERS, Setting, Twin, fitted_apart
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.front_door import FrontDoor
 
 _BUDGETS = (512, 1024, 2048, 4096, 8192, 16_384)
 _FINALISTS = 8  # combinations of settings that are judged by further questions

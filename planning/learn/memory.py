@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from planning.learn import questions
-from planning.learn.answers import Answer
-from planning.learn.findings import CLOSE, Findings
-from planning.learn.questions import Bounds, Question
-from planning.learn.server import TimeIsUp
-from planning.learn.twin import Twin
+from tokentwin.planning.learn import questions
+from tokentwin.planning.learn.answers import Answer
+from tokentwin.planning.learn.findings import CLOSE, Findings
+from tokentwin.planning.learn.questions import Bounds, Question
+from tokentwin.planning.learn.server import TimeIsUp
+from tokentwin.planning.learn.twin import Twin
 
 _BLOCK_SIZES = (1, 16, 32, 64, 128)
 _ASKED = 4  # maximum number of questions about the number of blocks

@@ -13,16 +13,16 @@ from time import monotonic, sleep
 import numpy as np
 from pydantic import SecretStr
 
-from planning.learn.answers import Simulated, simulated
-from planning.learn.kept_twin import KeptTwin
-from planning.learn.reported import engines, read_page, vllm_settings
-from planning.learn.request import MetricsPage
-from planning.learn.twin import Twin
-from planning.learn.watch import OUTSIDE, settings
-from planning.learn.watched import FEWEST, Layer, WatchedServer
-from serving.errors import UserError, reason
-from serving.workload import Workload
-from traces.measured.prometheus import OUTPUT_TOKENS, Window, made_up_workload, samples_of, shared_share
+from tokentwin.planning.learn.answers import Simulated, simulated
+from tokentwin.planning.learn.kept_twin import KeptTwin
+from tokentwin.planning.learn.reported import engines, read_page, vllm_settings
+from tokentwin.planning.learn.request import MetricsPage
+from tokentwin.planning.learn.twin import Twin
+from tokentwin.planning.learn.watch import OUTSIDE, settings
+from tokentwin.planning.learn.watched import FEWEST, Layer, WatchedServer
+from tokentwin.serving.errors import UserError, reason
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.measured.prometheus import OUTPUT_TOKENS, Window, made_up_workload, samples_of, shared_share
 
 _MOST = 400  # requests of which the twin's means are taken
 _WARM_UP = 3.0  # mean durations of a request before the twin's means are taken

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from calibration.steps.interval import Factors
-from planning.learn.answers import Answer, simulated
-from planning.learn.questions import Bounds, Question, closed_loop
-from planning.learn.twin import Twin
-from serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.calibration.steps.interval import Factors
+from tokentwin.planning.learn.answers import Answer, simulated
+from tokentwin.planning.learn.questions import Bounds, Question, closed_loop
+from tokentwin.planning.learn.twin import Twin
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
 
 _BUSY = 0.6  # share of the capacity at which made-up traffic arrives
 _REQUESTS = 120

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
 
 _ANSWER = 8  # output tokens of a prompt whose prefill is of interest
 _MOST_TOKENS = 200_000

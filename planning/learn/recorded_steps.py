@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from calibration.operations import StepSizes
-from calibration.steps.iteration_fit import IterationLog
-from planning.deployments import stated_deployment
-from planning.learn.twin import Setting
-from serving.errors import UserError
-from serving.step_plan import AGGREGATES
-from traces.live_recording import entries
-from traces.recording import JOURNAL, Recording
-from traces.recording_writer import DEPLOYMENT
+from tokentwin.calibration.operations import StepSizes
+from tokentwin.calibration.steps.iteration_fit import IterationLog
+from tokentwin.planning.deployments import stated_deployment
+from tokentwin.planning.learn.twin import Setting
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.step_plan import AGGREGATES
+from tokentwin.traces.live_recording import entries
+from tokentwin.traces.recording import JOURNAL, Recording
+from tokentwin.traces.recording_writer import DEPLOYMENT
 
 _TIMES = ("plan_ns", "end_ns")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from planning.learn.answers import Counted
-from traces.measured.prometheus import labels_of, total_of
+from tokentwin.planning.learn.answers import Counted
+from tokentwin.traces.measured.prometheus import labels_of, total_of
 
 _CACHE = "vllm:cache_config_info"
 _PATIENCE_S = 10.0

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator
 
-from planning.bench.request import BenchTarget, base_url
-from planning.request import Request, StatedDeployment
+from tokentwin.planning.bench.request import BenchTarget, base_url
+from tokentwin.planning.request import Request, StatedDeployment
 
 
 class LearnRequest(BenchTarget):

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.operations import StepSizes
-from calibration.steps.iteration_fit import IterationLog
-from planning.learn.answers import Answer, Simulated
-from serving.step_plan import AGGREGATES
+from tokentwin.calibration.operations import StepSizes
+from tokentwin.calibration.steps.iteration_fit import IterationLog
+from tokentwin.planning.learn.answers import Answer, Simulated
+from tokentwin.serving.step_plan import AGGREGATES
 
 Floats = NDArray[np.float64]
 _TOGETHER = 8  # number of equal decode steps that are measured together

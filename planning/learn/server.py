@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from planning.learn.answers import Answer
-from planning.learn.questions import Question
+from tokentwin.planning.learn.answers import Answer
+from tokentwin.planning.learn.questions import Question
 
 
 class TimeIsUp(Exception):

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from calibration.steps.interval import REACH, Factors, factors_of
-from planning.learn.alternatives import alternatives
-from planning.learn.answers import Answer
-from planning.learn.document import (
+from tokentwin.calibration.steps.interval import REACH, Factors, factors_of
+from tokentwin.planning.learn.alternatives import alternatives
+from tokentwin.planning.learn.answers import Answer
+from tokentwin.planning.learn.document import (
     FILE,
     AskedQuestion,
     LearntServer,
@@ -25,22 +25,22 @@ from planning.learn.document import (
     ProofFigure,
     StepPoint,
 )
-from planning.learn.http_server import HttpServer, check_folder
-from planning.learn.learner import Learner
-from planning.learn.proof import held_back, proof_rows, spread_pct
-from planning.learn.questions import Bounds, Question
-from planning.learn.recorded_steps import recorded_settings, recorded_steps
-from planning.learn.request import LearnRequest
-from planning.learn.seen_steps import seen_steps
-from planning.learn.server import TimeIsUp
-from planning.learn.step_times import Known
-from planning.learn.twin import GROUPS, Setting, Twin, fitted_apart
-from planning.traffic import Offered
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import find_gpu
-from serving.whole_file import write_whole
-from serving.workload import Workload, WorkloadRequest
-from traces.recording_writer import DEPLOYMENT
+from tokentwin.planning.learn.http_server import HttpServer, check_folder
+from tokentwin.planning.learn.learner import Learner
+from tokentwin.planning.learn.proof import held_back, proof_rows, spread_pct
+from tokentwin.planning.learn.questions import Bounds, Question
+from tokentwin.planning.learn.recorded_steps import recorded_settings, recorded_steps
+from tokentwin.planning.learn.request import LearnRequest
+from tokentwin.planning.learn.seen_steps import seen_steps
+from tokentwin.planning.learn.server import TimeIsUp
+from tokentwin.planning.learn.step_times import Known
+from tokentwin.planning.learn.twin import GROUPS, Setting, Twin, fitted_apart
+from tokentwin.planning.traffic import Offered
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.whole_file import write_whole
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.traces.recording_writer import DEPLOYMENT
 
 _TO_LEARN = 0.7  # share of the time for questions; the rest is for the proof
 _PROOF_REQUESTS = 300  # maximum number of requests of one's own traffic in the proof

@@ -11,26 +11,26 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from calibration.operations import StepSizes
-from calibration.steps.correction import Correction, fit_correction, step_parts
-from calibration.steps.external_calibration import FILE as ENGINE
-from calibration.steps.external_calibration import ExternalCalibration, kernels
-from calibration.steps.features import MeasuredSteps, feature_rows
-from calibration.steps.fit import fit
-from calibration.steps.interval import Factors
-from calibration.steps.iteration_fit import IterationLog
-from calibration.steps.launches import UNKNOWN, LaunchCost
-from calibration.steps.operation_cost import HostTimes, OperationCost
-from calibration.steps.step_cost import Calibration, StepCost
-from planning.learn.answers import Answer
-from planning.learn.seen_steps import decode_steps, joined
-from serving.cost_model import CostModel
-from serving.deployments.config import Deployment
-from serving.deployments.engines import captured_tokens
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
-from serving.step_plan import AGGREGATES
-from serving.version import __version__
+from tokentwin.calibration.operations import StepSizes
+from tokentwin.calibration.steps.correction import Correction, fit_correction, step_parts
+from tokentwin.calibration.steps.external_calibration import FILE as ENGINE
+from tokentwin.calibration.steps.external_calibration import ExternalCalibration, kernels
+from tokentwin.calibration.steps.features import MeasuredSteps, feature_rows
+from tokentwin.calibration.steps.fit import fit
+from tokentwin.calibration.steps.interval import Factors
+from tokentwin.calibration.steps.iteration_fit import IterationLog
+from tokentwin.calibration.steps.launches import UNKNOWN, LaunchCost
+from tokentwin.calibration.steps.operation_cost import HostTimes, OperationCost
+from tokentwin.calibration.steps.step_cost import Calibration, StepCost
+from tokentwin.planning.learn.answers import Answer
+from tokentwin.planning.learn.seen_steps import decode_steps, joined
+from tokentwin.serving.cost_model import CostModel
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.engines import captured_tokens
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.step_plan import AGGREGATES
+from tokentwin.serving.version import __version__
 
 _FEWEST = 20  # minimum number of steps
 _LAUNCH_SCALES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.4, 1.6, 1.8, 2.0)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from planning.learn.answers import Answer
+from tokentwin.planning.learn.answers import Answer
 
 _BUNDLED = 0.1  # share of the mean time between two tokens below which they came together
 _SAME = 0.15  # difference of the logarithms of step times between engines that are alike

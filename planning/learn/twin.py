@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.operations import StepSizes
-from calibration.steps.iteration_fit import IterationLog
-from planning.learn.answers import Answer, Simulated, Times, simulated, steps_until_first
-from planning.learn.questions import Question
-from planning.learn.seen_steps import joined, seen_steps
-from planning.learn.step_times import StepTimes
-from serving.deployments.config import Deployment
-from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
-from serving.front_door import FrontDoor
+from tokentwin.calibration.operations import StepSizes
+from tokentwin.calibration.steps.iteration_fit import IterationLog
+from tokentwin.planning.learn.answers import Answer, Simulated, Times, simulated, steps_until_first
+from tokentwin.planning.learn.questions import Question
+from tokentwin.planning.learn.seen_steps import joined, seen_steps
+from tokentwin.planning.learn.step_times import StepTimes
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
+from tokentwin.serving.front_door import FrontDoor
 
 POLICIES = ("vllm", "sglang", "trtllm")
 ROUTERS = ("round-robin", "least-requests")

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from planning.learn import questions as ask
-from planning.learn.answers import Answer
-from planning.learn.kept_twin import KeptTwin
-from planning.learn.questions import Bounds
-from planning.learn.seen_steps import decode_steps, joined
-from planning.learn.server import Server
-from planning.learn.twin import Twin
-from planning.learn.watched import Layer, WatchedServer
-from serving.errors import UserError
+from tokentwin.planning.learn import questions as ask
+from tokentwin.planning.learn.answers import Answer
+from tokentwin.planning.learn.kept_twin import KeptTwin
+from tokentwin.planning.learn.questions import Bounds
+from tokentwin.planning.learn.seen_steps import decode_steps, joined
+from tokentwin.planning.learn.server import Server
+from tokentwin.planning.learn.twin import Twin
+from tokentwin.planning.learn.watched import Layer, WatchedServer
+from tokentwin.serving.errors import UserError
 
 OUTSIDE = 0.25, 3.0  # share of the time outside of the engine, and milliseconds, by which it may change
 _LONGEST = 4096  # tokens of the longest prompt

@@ -10,11 +10,11 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from serving.answers.document import Document, Part, fact
-from serving.answers.report import CHANGE, NUMBER, Column, Line, Table
-from serving.errors import UserError
-from serving.whole_file import write_whole
-from traces.document_table import table_of
+from tokentwin.serving.answers.document import Document, Part, fact
+from tokentwin.serving.answers.report import CHANGE, NUMBER, Column, Line, Table
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.whole_file import write_whole
+from tokentwin.traces.document_table import table_of
 
 FILE = "watched.json"
 _MANY = 1000  # percent, from which on a factor is easier to read

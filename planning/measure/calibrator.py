@@ -13,39 +13,39 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from calibration.acceptance import as_accepted
-from calibration.front_door_fit import fit_front_door
-from calibration.kv_link import as_linked
-from calibration.steps.design import designed_workloads
-from calibration.steps.external_calibration import LEARNT_FILES, ExternalCalibration, kernels
-from calibration.steps.features import MeasuredSteps
-from calibration.steps.fit import fit, predict, step_residuals_table
-from calibration.steps.iteration_fit import calibrate_from_log, read_iteration_log
-from calibration.steps.launches import measured_launches
-from calibration.steps.measured_runs import MeasuredRuns
-from calibration.steps.step_cost import Calibration
-from calibration.steps.surface_fit import SurfaceFeatures, surfaces_for
-from calibration.validation.decision_replay import recorded_deployment
-from calibration.validation.external.case import load_case
-from calibration.validation.external.learning import learnt_from
-from calibration.validation.external.own_runs import learnt_from_runs
-from calibration.validation.external.predictor import blind
-from calibration.validation.external.scoring import CaseResult, score
-from planning.checkout import lab_is_here
-from planning.measure.real_engine import calibrated_adapters, load_engines, pace_of, record_whole
-from planning.measure.request import CalibrateRequest
-from serving.deployments.config import Deployment
-from serving.deployments.model_catalogue import find_model, pooling_model
-from serving.errors import UserError
-from serving.front_door import FILE as FRONT_DOOR
-from serving.front_door import FrontDoor
-from serving.version import __version__
-from serving.workload import Workload
-from traces.measured.recorded_client import client_recording
-from traces.recording import Recording, notes_of
+from tokentwin.calibration.acceptance import as_accepted
+from tokentwin.calibration.front_door_fit import fit_front_door
+from tokentwin.calibration.kv_link import as_linked
+from tokentwin.calibration.steps.design import designed_workloads
+from tokentwin.calibration.steps.external_calibration import LEARNT_FILES, ExternalCalibration, kernels
+from tokentwin.calibration.steps.features import MeasuredSteps
+from tokentwin.calibration.steps.fit import fit, predict, step_residuals_table
+from tokentwin.calibration.steps.iteration_fit import calibrate_from_log, read_iteration_log
+from tokentwin.calibration.steps.launches import measured_launches
+from tokentwin.calibration.steps.measured_runs import MeasuredRuns
+from tokentwin.calibration.steps.step_cost import Calibration
+from tokentwin.calibration.steps.surface_fit import SurfaceFeatures, surfaces_for
+from tokentwin.calibration.validation.decision_replay import recorded_deployment
+from tokentwin.calibration.validation.external.case import load_case
+from tokentwin.calibration.validation.external.learning import learnt_from
+from tokentwin.calibration.validation.external.own_runs import learnt_from_runs
+from tokentwin.calibration.validation.external.predictor import blind
+from tokentwin.calibration.validation.external.scoring import CaseResult, score
+from tokentwin.planning.checkout import lab_is_here
+from tokentwin.planning.measure.real_engine import calibrated_adapters, load_engines, pace_of, record_whole
+from tokentwin.planning.measure.request import CalibrateRequest
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.model_catalogue import find_model, pooling_model
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.front_door import FILE as FRONT_DOOR
+from tokentwin.serving.front_door import FrontDoor
+from tokentwin.serving.version import __version__
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.measured.recorded_client import client_recording
+from tokentwin.traces.recording import Recording, notes_of
 
 if TYPE_CHECKING:
-    from planning.measure.real_engine import RealEngines
+    from tokentwin.planning.measure.real_engine import RealEngines
 
 
 class Made(NamedTuple):
@@ -116,9 +116,9 @@ def _measured(
 
 def _logit_times(engine: RealEngines) -> tuple[int, int] | None:
     """Measure the times of penalties and scored prompts; None for several devices, and for vLLM."""
-    from realengine.engine import Engine
-    from realengine.logit_times import logit_times
-    from realengine.runner import ModelRunner
+    from tokentwin.realengine.engine import Engine
+    from tokentwin.realengine.logit_times import logit_times
+    from tokentwin.realengine.runner import ModelRunner
 
     if isinstance(engine, Engine) and isinstance(engine.runner, ModelRunner):
         return logit_times(engine.runner)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from calibration.steps.design import Pace
+from tokentwin.calibration.steps.design import Pace
 
 LOAD = 0.6  # share of the engine's capacity; at higher loads, latencies would consist mainly of queueing
 _PROMPT, _OUTPUT, _SYSTEM = 70, 22, 48  # mean tokens of prompt and output, and tokens of a system prompt

@@ -18,23 +18,23 @@ from statistics import median
 from time import perf_counter_ns
 from typing import Any, Protocol, cast
 
-from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts, adapters_of, run_columns
-from realengine.parallel.replica_pipe import About, Arrival, End, HangUp, Ran, Report
-from realengine.undisturbed import ctrl_c_heard, no_cycle_search
-from serving.deployments.config import Deployment, parse
-from serving.deployments.fleet import FleetConfig, PoolConfig
-from serving.errors import UserError
-from serving.workload import Workload, WorkloadRequest, with_session_ends
-from sim.routed_replica import RoutedReplica
-from sim.router import ReplicaSet, Router, find_router
-from traces.recording_writer import RecordingWriter
+from tokentwin.realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts, adapters_of, run_columns
+from tokentwin.realengine.parallel.replica_pipe import About, Arrival, End, HangUp, Ran, Report
+from tokentwin.realengine.undisturbed import ctrl_c_heard, no_cycle_search
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.deployments.fleet import FleetConfig, PoolConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload, WorkloadRequest, with_session_ends
+from tokentwin.sim.routed_replica import RoutedReplica
+from tokentwin.sim.router import ReplicaSet, Router, find_router
+from tokentwin.traces.recording_writer import RecordingWriter
 
 _LONGEST_WAIT_NS = 100_000_000  # maximum wait before it checks for Ctrl-C
 _POLLED_NS = 1_000_000  # a wait ends this long before the next arrival, because waits are rounded up
 
 
 class EngineProcess(Protocol):
-    """A process with one engine. Its first message is `About`; see `realengine.parallel.replica_pipe`."""
+    """A process with one engine. Its first message is `About`; see `tokentwin.realengine.parallel.replica_pipe`."""
 
     number: int
     pipe: Connection
@@ -116,7 +116,7 @@ class EngineFleet:
         overwrite: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> Replayed:
-        """Replay and record a workload on all engines, as `realengine.replay.record` does on one."""
+        """Replay and record a workload on all engines, as `tokentwin.realengine.replay.record` does on one."""
         requests = list(workload.requests)
         if adapters := adapters_of(requests):
             self._all("check_adapters", adapters)

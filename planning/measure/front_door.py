@@ -15,20 +15,20 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from calibration.steps.step_cost import Calibration
-from calibration.validation.known_speed import machine_slowdown, slowed_fleet
-from planning.priced_scenario import PricedScenario
-from planning.scenario import Scenario
-from serving.answers.report import CHANGE, METRIC, NUMBER, PERCENT, Column, Table
-from serving.errors import UserError
-from serving.front_door import FrontDoor
-from sim.cluster import Cluster
-from sim.run_log import TableSink
-from traces.measured.recorded_client import RecordedClient, sent, spread_pct
-from traces.measured.run import RATES, STATISTICS
-from traces.metrics.client_view import matched
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
+from tokentwin.calibration.steps.step_cost import Calibration
+from tokentwin.calibration.validation.known_speed import machine_slowdown, slowed_fleet
+from tokentwin.planning.priced_scenario import PricedScenario
+from tokentwin.planning.scenario import Scenario
+from tokentwin.serving.answers.report import CHANGE, METRIC, NUMBER, PERCENT, Column, Table
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.front_door import FrontDoor
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.measured.recorded_client import RecordedClient, sent, spread_pct
+from tokentwin.traces.measured.run import RATES, STATISTICS
+from tokentwin.traces.metrics.client_view import matched
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
 
 LATENCIES = ("ttft_ms", "itl_ms", "e2e_ms")
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from calibration.validation.external.own_runs import learnt_from_runs
-from planning.home import home
-from serving.deployments.config import Deployment
+from tokentwin.calibration.validation.external.own_runs import learnt_from_runs
+from tokentwin.planning.home import home
+from tokentwin.serving.deployments.config import Deployment
 
 
 def kept_runs(paths: Sequence[Path], deployment: Deployment | None, gpu: str | None) -> Path:

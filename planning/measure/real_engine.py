@@ -11,23 +11,23 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from calibration.steps.design import Pace
-from planning.home import home
-from planning.progress import counting
-from serving.deployments.config import Deployment
-from serving.errors import UserError
-from serving.scheduler import POLICIES
-from serving.user_code.plugins import check_name
-from serving.workload import Workload
-from traces.metrics.saturation import FEWEST
-from traces.recording_writer import check_writable
+from tokentwin.calibration.steps.design import Pace
+from tokentwin.planning.home import home
+from tokentwin.planning.progress import counting
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.scheduler import POLICIES
+from tokentwin.serving.user_code.plugins import check_name
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.metrics.saturation import FEWEST
+from tokentwin.traces.recording_writer import check_writable
 
 if TYPE_CHECKING:
-    from planning.measure.engine_fleet import EngineFleet
-    from planning.measure.vllm_engine import VllmEngine
-    from realengine.engine import Engine
-    from realengine.models.weights import ModelFiles
-    from realengine.offered_workload import Replayed
+    from tokentwin.planning.measure.engine_fleet import EngineFleet
+    from tokentwin.planning.measure.vllm_engine import VllmEngine
+    from tokentwin.realengine.engine import Engine
+    from tokentwin.realengine.models.weights import ModelFiles
+    from tokentwin.realengine.offered_workload import Replayed
 
     RealEngines = Engine | EngineFleet | VllmEngine
 
@@ -41,7 +41,7 @@ def load_engine(deployment: Deployment, say: Callable[[str], None], warm: bool =
     Raises UserError if torch is not installed or the model cannot be loaded.
     """
     runs = _runnable(deployment, say)
-    from realengine.engine import Engine
+    from tokentwin.realengine.engine import Engine
 
     return _ready(Engine(*runs), say, warm)
 
@@ -53,11 +53,11 @@ def load_engines(deployment: Deployment, say: Callable[[str], None]) -> RealEngi
 
     Raises UserError as `load_engine` does, and for a fleet that only the simulator supports.
     """
-    from planning.measure.engine_fleet import EngineFleet
+    from tokentwin.planning.measure.engine_fleet import EngineFleet
 
     if runs_on_vllm(deployment):
-        from planning.measure.vllm_engine import VllmEngine
-        from planning.measure.vllm_process import VllmProcess
+        from tokentwin.planning.measure.vllm_engine import VllmEngine
+        from tokentwin.planning.measure.vllm_process import VllmProcess
 
         say(f"loading {deployment.model} in vLLM")
         deployment = _in_fast_dtype(deployment, say)
@@ -67,7 +67,7 @@ def load_engines(deployment: Deployment, say: Callable[[str], None]) -> RealEngi
     if deployment.fleet is None:
         return load_engine(deployment, say)
     runs, files, draft = _runnable(deployment, say)
-    from realengine.parallel.replica_replay import start_replica
+    from tokentwin.realengine.parallel.replica_replay import start_replica
 
     return _ready(EngineFleet(runs, lambda number, alone, gpus: start_replica(number, alone, files, draft, gpus)), say)
 
@@ -76,7 +76,7 @@ def _runnable(deployment: Deployment, say: Callable[[str], None]) -> tuple[Deplo
     """Return the deployment to run, the model's files, and the files of the draft model, if there is one."""
     need_torch()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch loads OpenMP
-    from realengine.models.weights import load_model_files, model_folder
+    from tokentwin.realengine.models.weights import load_model_files, model_folder
 
     check_name("policy", deployment.policy, POLICIES)  # errors are reported before a model is loaded
     model_folder(deployment.model, home())
@@ -100,7 +100,7 @@ def need_torch() -> None:
 
 def check_replays(workload: Workload, deployment: Deployment, paths: Iterable[Path], overwrite: bool) -> None:
     """Raise UserError, before a model is loaded, if `workload` cannot be replayed and recorded in all of `paths`."""
-    from realengine.offered_workload import refuse_items
+    from tokentwin.realengine.offered_workload import refuse_items
 
     refuse_items(workload)
     for path in paths if not runs_on_vllm(deployment) else ():  # vLLM's recordings may lie beside other files
@@ -111,7 +111,7 @@ def _in_fast_dtype(deployment: Deployment, say: Callable[[str], None]) -> Deploy
     """Return `deployment` with this CPU's faster data type if it states none; without torch it stays as it is."""
     if find_spec("torch") is None:
         return deployment
-    from realengine.devices.machine import with_fast_dtype
+    from tokentwin.realengine.devices.machine import with_fast_dtype
 
     deployment, chosen = with_fast_dtype(deployment)
     if chosen:
@@ -124,7 +124,7 @@ def calibrated_adapters(deployment: Deployment) -> list[str]:
     lora = deployment.lora
     if lora is None or lora.adapters is None:
         return []
-    from realengine.models.adapter_files import folder_adapters
+    from tokentwin.realengine.models.adapter_files import folder_adapters
 
     return (folder_adapters(lora) or [f"adapter{number}" for number in range(2 * lora.max_loras)])[: 2 * lora.max_loras]
 
@@ -193,12 +193,12 @@ def record_run(workload: Workload, engine: RealEngines, out: Path, overwrite: bo
 
 def recording_call(engine: RealEngines) -> Callable[..., Replayed]:
     """Return the function that replays a workload on `engine` and records it."""
-    from planning.measure.vllm_engine import VllmEngine
+    from tokentwin.planning.measure.vllm_engine import VllmEngine
 
     if isinstance(engine, VllmEngine):  # vLLM needs no torch here
         return engine.record
-    from realengine.engine import Engine
-    from realengine.replay import record
+    from tokentwin.realengine.engine import Engine
+    from tokentwin.realengine.replay import record
 
     if isinstance(engine, Engine):
         return lambda workload, out, **more: record(workload, engine, out, **more)

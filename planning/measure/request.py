@@ -7,10 +7,10 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from planning.request import Request, StatedDeployment
-from planning.traffic import Offered
-from serving.errors import UserError
-from traces.synth import SynthSpec
+from tokentwin.planning.request import Request, StatedDeployment
+from tokentwin.planning.traffic import Offered
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.synth import SynthSpec
 
 # The sources of a calibration that each option belongs to; an empty name is the engine on this machine.
 _GOES_WITH = {

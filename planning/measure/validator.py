@@ -7,12 +7,12 @@ from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
-from calibration.steps.step_cost import Calibration
-from calibration.validation.covalidation import covalidate
-from calibration.validation.disturbance import calibrated_deployment
-from calibration.validation.report import ValidationReport
-from planning.measure.real_engine import check_replays, fitting, load_engines, record_whole
-from planning.measure.request import ValidateRequest
+from tokentwin.calibration.steps.step_cost import Calibration
+from tokentwin.calibration.validation.covalidation import covalidate
+from tokentwin.calibration.validation.disturbance import calibrated_deployment
+from tokentwin.calibration.validation.report import ValidationReport
+from tokentwin.planning.measure.real_engine import check_replays, fitting, load_engines, record_whole
+from tokentwin.planning.measure.request import ValidateRequest
 
 
 def validate(

@@ -9,19 +9,19 @@ from pathlib import Path
 from shutil import move, rmtree
 from typing import TYPE_CHECKING, cast
 
-from planning.measure.vllm_process import VllmProcess
-from planning.pooling import check_pooling, refuse_pooling
-from realengine.offered_workload import adapters_of
-from realengine.parallel.replica_pipe import About
-from serving.deployments.config import Deployment, parse
-from serving.deployments.model_catalogue import pooling_model
-from serving.errors import UserError, reason
-from serving.workload import Workload
-from traces.formats.parquet import write_parquet
-from vllmside.replay_messages import Ended
+from tokentwin.planning.measure.vllm_process import VllmProcess
+from tokentwin.planning.pooling import check_pooling, refuse_pooling
+from tokentwin.realengine.offered_workload import adapters_of
+from tokentwin.realengine.parallel.replica_pipe import About
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.deployments.model_catalogue import pooling_model
+from tokentwin.serving.errors import UserError, reason
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.formats.parquet import write_parquet
+from tokentwin.vllmside.replay_messages import Ended
 
 if TYPE_CHECKING:
-    from realengine.offered_workload import Replayed
+    from tokentwin.realengine.offered_workload import Replayed
 
 
 class VllmEngine:

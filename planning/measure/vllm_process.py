@@ -15,15 +15,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from planning.home import home
-from planning.plan.vllm_command import vllm_options
-from serving.deployments.config import Deployment
-from serving.errors import UserError
-from serving.user_code.plugins import located
-from vllmside.replay_messages import Begin
-from vllmside.scheduler_settings import VLLM_SETTINGS
+from tokentwin.planning.home import home
+from tokentwin.planning.plan.vllm_command import vllm_options
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.user_code.plugins import located
+from tokentwin.vllmside.replay_messages import Begin
+from tokentwin.vllmside.scheduler_settings import VLLM_SETTINGS
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 _VARIABLE = "TOKENTWIN_VLLM"
 _CPU_BLOCK = 32  # tokens in a KV block; vLLM's attention on a CPU needs a multiple of it
 _ENDING_S = 10.0  # time in which the process may end by itself before it is killed
@@ -57,7 +57,7 @@ class VllmProcess:
         self._log = self.folder / "vllm.log"
         with theirs, self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [str(python), "-m", "vllmside.replay_process", str(theirs.fileno())],
+                [str(python), "-m", "tokentwin.vllmside.replay_process", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

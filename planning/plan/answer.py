@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from planning.plan.candidates import Engine
-from planning.plan.curves import AROUND, LOAD, engine_curves, engines_work, fleet_curve, load_curve
-from planning.plan.document import (
+from tokentwin.planning.plan.candidates import Engine
+from tokentwin.planning.plan.curves import AROUND, LOAD, engine_curves, engines_work, fleet_curve, load_curve
+from tokentwin.planning.plan.document import (
     Candidate,
     Choice,
     Choices,
@@ -23,18 +23,18 @@ from planning.plan.document import (
     Recommendation,
     TrustSection,
 )
-from planning.plan.objectives import Objective
-from planning.plan.offered_load import over_time
-from planning.plan.omissions import Omissions
-from planning.plan.plan import Offer, Plan, Robustness
-from planning.plan.plan import Recommendation as Recommended
-from planning.plan.sentences import answer, choices, near_ties, span_s, too_short, why_not_fewer
-from planning.plan.trial import Figures
-from planning.plan.vllm_command import vllm_command_of
-from planning.traffic import clients_of, mean_rate
-from planning.workers import Workers
-from serving.deployments.config import Deployment
-from serving.version import __version__
+from tokentwin.planning.plan.objectives import Objective
+from tokentwin.planning.plan.offered_load import over_time
+from tokentwin.planning.plan.omissions import Omissions
+from tokentwin.planning.plan.plan import Offer, Plan, Robustness
+from tokentwin.planning.plan.plan import Recommendation as Recommended
+from tokentwin.planning.plan.sentences import answer, choices, near_ties, span_s, too_short, why_not_fewer
+from tokentwin.planning.plan.trial import Figures
+from tokentwin.planning.plan.vllm_command import vllm_command_of
+from tokentwin.planning.traffic import clients_of, mean_rate
+from tokentwin.planning.workers import Workers
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.version import __version__
 
 _BINS = 30
 

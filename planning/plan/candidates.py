@@ -15,12 +15,12 @@ from itertools import product
 from math import gcd
 from typing import Any, NamedTuple
 
-from planning.deployments import with_settings
-from serving.deployments.config import Deployment
-from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
-from serving.deployments.gpu_spec import GpuSpec, find_gpu
-from serving.deployments.kv_layout import kv_tokens
-from serving.errors import UserError
+from tokentwin.planning.deployments import with_settings
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
+from tokentwin.serving.deployments.gpu_spec import GpuSpec, find_gpu
+from tokentwin.serving.deployments.kv_layout import kv_tokens
+from tokentwin.serving.errors import UserError
 
 _SEARCHED = 5  # maximum number of engines of a replica in the search, prefill and decode together
 _SIZES = {  # the sizes in an engine's name, with their short names
@@ -184,7 +184,7 @@ def candidate_engines(
     GPU that no candidate has, and if no combination of settings is valid. Too little memory raises no error: such a
     combination does not fit.
     """
-    from planning.resolution import resolved  # loads calibrations
+    from tokentwin.planning.resolution import resolved  # loads calibrations
 
     for name in prices:
         if name not in gpus:

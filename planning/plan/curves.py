@@ -18,15 +18,15 @@ from fractions import Fraction
 from functools import partial
 from itertools import accumulate
 
-from planning.plan.candidates import Engine
-from planning.plan.document import EngineCurve, FleetPoint, LoadPoint, RatePoint
-from planning.plan.frontier import point
-from planning.plan.objectives import Objective
-from planning.plan.search import Bisection
-from planning.plan.trial import FAST, LIKELY, SLOW, Figures, Question, Trial, at_share, simulated
-from planning.traffic import mean_rate
-from planning.workers import Task, Workers
-from traces.reshape import only
+from tokentwin.planning.plan.candidates import Engine
+from tokentwin.planning.plan.document import EngineCurve, FleetPoint, LoadPoint, RatePoint
+from tokentwin.planning.plan.frontier import point
+from tokentwin.planning.plan.objectives import Objective
+from tokentwin.planning.plan.search import Bisection
+from tokentwin.planning.plan.trial import FAST, LIKELY, SLOW, Figures, Question, Trial, at_share, simulated
+from tokentwin.planning.traffic import mean_rate
+from tokentwin.planning.workers import Task, Workers
+from tokentwin.traces.reshape import only
 
 # Shares of the rate at which an objective breaks. They are close together where latency begins to rise steeply.
 _LOADS = (0.3, 0.5, 0.7, 0.85, 0.95, 1.0, 1.05, 1.15, 1.3)

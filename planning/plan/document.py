@@ -12,15 +12,23 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from pydantic import computed_field
 
-from planning.plan.frontier import Fleet, Point, per_dollar, per_gpu, unbeaten
-from planning.plan.mixed_fleet import MixedFleet
-from planning.plan.offered_load import OverTime
-from serving.answers.document import Document, Number, Part, fact
-from serving.answers.figures import NOTHING, counted, shown_band, shown_change, shown_number, shown_share, shown_usd
-from serving.answers.report import COUNT, FIGURE, SHARE, USD, Column, Form, Line, Table
-from serving.deployments.config import Deployment, parse
-from serving.deployments.inter_node import inter_node, nodes_of
-from traces.document_table import table_of
+from tokentwin.planning.plan.frontier import Fleet, Point, per_dollar, per_gpu, unbeaten
+from tokentwin.planning.plan.mixed_fleet import MixedFleet
+from tokentwin.planning.plan.offered_load import OverTime
+from tokentwin.serving.answers.document import Document, Number, Part, fact
+from tokentwin.serving.answers.figures import (
+    NOTHING,
+    counted,
+    shown_band,
+    shown_change,
+    shown_number,
+    shown_share,
+    shown_usd,
+)
+from tokentwin.serving.answers.report import COUNT, FIGURE, SHARE, USD, Column, Form, Line, Table
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.deployments.inter_node import inter_node, nodes_of
+from tokentwin.traces.document_table import table_of
 
 SURE = 0.99  # the greatest probability that is shown, because the tail of the error beyond it is not known
 

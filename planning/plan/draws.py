@@ -14,13 +14,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from planning.deployments import long_enough
-from planning.plan.candidates import Engine
-from planning.plan.trial import Question
-from planning.traffic import mean_rate, waits_for_answers
-from serving.errors import UserError
-from serving.workload import Workload, WorkloadRequest
-from traces.reshape import at_rate
+from tokentwin.planning.deployments import long_enough
+from tokentwin.planning.plan.candidates import Engine
+from tokentwin.planning.plan.trial import Question
+from tokentwin.planning.traffic import mean_rate, waits_for_answers
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.traces.reshape import at_rate
 
 DRAWS = 2
 _BLOCKS = 20  # number of blocks of a trace; blocks can hold a burst, and there are enough of them to reorder

@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from planning.energy import energy_factors, energy_note, power_factors
-from planning.plan.candidates import Engine
-from planning.plan.document import Energy
-from planning.plan.frontier import Point
-from planning.plan.plan import Plan
-from planning.plan.trial import Question, steady
-from planning.workers import Workers, mark
-from serving.errors import UserError
-from sim.cluster import Cluster
-from sim.run_log import TableSink
-from traces.metrics.step_metrics import BYTES_OF, FLOPS_OF, StepWork
-from traces.schema import STEPS
+from tokentwin.planning.energy import energy_factors, energy_note, power_factors
+from tokentwin.planning.plan.candidates import Engine
+from tokentwin.planning.plan.document import Energy
+from tokentwin.planning.plan.frontier import Point
+from tokentwin.planning.plan.plan import Plan
+from tokentwin.planning.plan.trial import Question, steady
+from tokentwin.planning.workers import Workers, mark
+from tokentwin.serving.errors import UserError
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.metrics.step_metrics import BYTES_OF, FLOPS_OF, StepWork
+from tokentwin.traces.schema import STEPS
 
 _COLUMNS = list(dict.fromkeys(["start_ns", "end_ns", *FLOPS_OF, *BYTES_OF]))
 _TYPES = {column.name: column.type for column in STEPS}

@@ -28,18 +28,18 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from planning.plan.candidates import Engine
-from planning.plan.draws import on_draw
-from planning.plan.plan import Limits
-from planning.plan.search import Bisection, search
-from planning.plan.trial import LIKELY, Question, Trial, simulated, try_alone, try_fleet
-from planning.traffic import clients_of, mean_rate
-from planning.workers import Workers
-from serving.deployments.gpu_spec import GpuSpec
-from serving.deployments.model_catalogue import find_model
-from serving.workload import PRIVATE, Workload, WorkloadRequest
-from traces.metrics.step_metrics import StepWork
-from traces.reshape import only, reshaped
+from tokentwin.planning.plan.candidates import Engine
+from tokentwin.planning.plan.draws import on_draw
+from tokentwin.planning.plan.plan import Limits
+from tokentwin.planning.plan.search import Bisection, search
+from tokentwin.planning.plan.trial import LIKELY, Question, Trial, simulated, try_alone, try_fleet
+from tokentwin.planning.traffic import clients_of, mean_rate
+from tokentwin.planning.workers import Workers
+from tokentwin.serving.deployments.gpu_spec import GpuSpec
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.traces.metrics.step_metrics import StepWork
+from tokentwin.traces.reshape import only, reshaped
 
 
 class MeanRequest(NamedTuple):

@@ -11,11 +11,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from serving.answers.document import Number, Part, fact, metric_fact
+from tokentwin.serving.answers.document import Number, Part, fact, metric_fact
 
 if TYPE_CHECKING:
-    from planning.plan.candidates import Engine
-    from planning.plan.trial import Trial
+    from tokentwin.planning.plan.candidates import Engine
+    from tokentwin.planning.plan.trial import Trial
 
 _STEADY = "in steady operation; figures of a run divide by its complete time instead, including the last answers"
 

@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from planning.plan.candidates import Engine
-from planning.plan.document import Offered, PlanDocument, percent
-from planning.plan.mixed_fleet import MixedFleet, MixedPool
-from planning.plan.mixes import SizedMix, lengths_to_try, mixes, settings_of
-from planning.plan.plan import Plan
-from planning.plan.request import PlanRequest
-from planning.plan.sentences import risk_of_mix
-from planning.plan.spot import Spot, SpotFleet, spot_fleets
-from planning.plan.trial import Figures, Question
-from planning.workers import Workers
-from serving.answers.figures import counted, shown_change, shown_share, shown_usd
+from tokentwin.planning.plan.candidates import Engine
+from tokentwin.planning.plan.document import Offered, PlanDocument, percent
+from tokentwin.planning.plan.mixed_fleet import MixedFleet, MixedPool
+from tokentwin.planning.plan.mixes import SizedMix, lengths_to_try, mixes, settings_of
+from tokentwin.planning.plan.plan import Plan
+from tokentwin.planning.plan.request import PlanRequest
+from tokentwin.planning.plan.sentences import risk_of_mix
+from tokentwin.planning.plan.spot import Spot, SpotFleet, spot_fleets
+from tokentwin.planning.plan.trial import Figures, Question
+from tokentwin.planning.workers import Workers
+from tokentwin.serving.answers.figures import counted, shown_change, shown_share, shown_usd
 
 
 def with_mixed_fleets(

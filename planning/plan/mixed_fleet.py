@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from planning.plan.frontier import Fleet
-from serving.answers.document import Number, Part, fact
+from tokentwin.planning.plan.frontier import Fleet
+from tokentwin.serving.answers.document import Number, Part, fact
 
 
 class MixedPool(Fleet):

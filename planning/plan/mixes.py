@@ -21,24 +21,24 @@ from itertools import product
 from statistics import NormalDist, quantiles
 from typing import Any, NamedTuple
 
-from calibration.steps.interval import StepInterval
-from calibration.steps.observed import JudgedCost, ObservedOperations
-from planning.plan.candidates import Engine
-from planning.plan.document import SURE
-from planning.plan.draws import on_draw
-from planning.plan.search import search
-from planning.plan.sensitivity import last_to_hold
-from planning.plan.trial import LIKELY, Question, Trial, simulated_fleet
-from planning.plan.worth import Probabilities
-from planning.traffic import waits_for_answers
-from planning.workers import Workers
-from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
-from serving.errors import UserError
-from serving.workload import Workload
-from sim.cluster import Cluster
-from sim.fleet import PricedPool
-from sim.run_log import TableSink
-from traces.reshape import only
+from tokentwin.calibration.steps.interval import StepInterval
+from tokentwin.calibration.steps.observed import JudgedCost, ObservedOperations
+from tokentwin.planning.plan.candidates import Engine
+from tokentwin.planning.plan.document import SURE
+from tokentwin.planning.plan.draws import on_draw
+from tokentwin.planning.plan.search import search
+from tokentwin.planning.plan.sensitivity import last_to_hold
+from tokentwin.planning.plan.trial import LIKELY, Question, Trial, simulated_fleet
+from tokentwin.planning.plan.worth import Probabilities
+from tokentwin.planning.traffic import waits_for_answers
+from tokentwin.planning.workers import Workers
+from tokentwin.serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.fleet import PricedPool
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.reshape import only
 
 SEARCHED = (50, 75, 90)  # percentiles of the prompt's length at which `search` divides the traffic
 _FEWEST = 20  # minimum number of requests on each side

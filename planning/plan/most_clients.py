@@ -13,26 +13,26 @@ from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
-from planning.made_up import assumed
-from planning.plan.candidates import Engine
-from planning.plan.objectives import parse_objectives
-from planning.plan.planner import questioned
-from planning.plan.pricing import priced_candidates
-from planning.plan.request import FleetRequest
-from planning.plan.search import Bisection
-from planning.plan.sensitivity import first_broken
-from planning.plan.trial import FAST, LIKELY, SLOW, Question, Trial, cost_at, simulated
-from planning.pooling import check_pooling
-from planning.progress import Tell, quiet
-from planning.traffic import clients_of
-from planning.workers import Workers
-from serving.answers.document import Document, Part, fact
-from serving.answers.figures import counted, shown_band, shown_usd
-from serving.answers.report import COUNT, FIGURE, USD, Column, Line, Table
-from serving.errors import UserError
-from serving.version import __version__
-from traces.distributions import Users
-from traces.document_table import table_of
+from tokentwin.planning.made_up import assumed
+from tokentwin.planning.plan.candidates import Engine
+from tokentwin.planning.plan.objectives import parse_objectives
+from tokentwin.planning.plan.planner import questioned
+from tokentwin.planning.plan.pricing import priced_candidates
+from tokentwin.planning.plan.request import FleetRequest
+from tokentwin.planning.plan.search import Bisection
+from tokentwin.planning.plan.sensitivity import first_broken
+from tokentwin.planning.plan.trial import FAST, LIKELY, SLOW, Question, Trial, cost_at, simulated
+from tokentwin.planning.pooling import check_pooling
+from tokentwin.planning.progress import Tell, quiet
+from tokentwin.planning.traffic import clients_of
+from tokentwin.planning.workers import Workers
+from tokentwin.serving.answers.document import Document, Part, fact
+from tokentwin.serving.answers.figures import counted, shown_band, shown_usd
+from tokentwin.serving.answers.report import COUNT, FIGURE, USD, Column, Line, Table
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.version import __version__
+from tokentwin.traces.distributions import Users
+from tokentwin.traces.document_table import table_of
 
 _MOST = 1_000_000
 _EXACT = 100  # a number of clients up to which the answer is exact; above, it is exact to one of so many

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 
-from calibration.steps.measured_runs import MeasuredRuns
-from planning.plan.document import NextMeasurement
-from planning.plan.plan import Offer
-from planning.plan.pricing import KernelPricing
-from planning.plan.trial import Pricing
-from serving.deployments.model_catalogue import hub_id
-from serving.workload import Workload
+from tokentwin.calibration.steps.measured_runs import MeasuredRuns
+from tokentwin.planning.plan.document import NextMeasurement
+from tokentwin.planning.plan.plan import Offer
+from tokentwin.planning.plan.pricing import KernelPricing
+from tokentwin.planning.plan.trial import Pricing
+from tokentwin.serving.deployments.model_catalogue import hub_id
+from tokentwin.serving.workload import Workload
 
 _WAVES, _FEWEST = 10, 20  # requests to send: 10 per slot, and at least 20
 
@@ -26,10 +26,10 @@ def next_measurement(pricing: Pricing, offer: Offer, workload: Workload) -> Next
     drafts = engine.deployment.scheduler.speculative
     if not isinstance(pricing, KernelPricing) or engine.split or (drafts and drafts.method != "mtp"):
         return None
-    from calibration.steps.evidence import bundled_evidence
-    from calibration.steps.external_calibration import blind_doubts
-    from calibration.steps.interval import widened
-    from calibration.validation.external.next_run import next_run
+    from tokentwin.calibration.steps.evidence import bundled_evidence
+    from tokentwin.calibration.steps.external_calibration import blind_doubts
+    from tokentwin.calibration.steps.interval import widened
+    from tokentwin.calibration.validation.external.next_run import next_run
 
     learnt = pricing.learnt
     if learnt is not None and not isinstance(learnt, MeasuredRuns):

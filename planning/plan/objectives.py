@@ -14,10 +14,10 @@ from fractions import Fraction
 
 import numpy as np
 
-from serving.answers.figures import shown_share, shown_time
-from serving.errors import UserError
-from serving.metrics import check_slo
-from traces.metrics.run_metrics import RunMetrics
+from tokentwin.serving.answers.figures import shown_share, shown_time
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.metrics import check_slo
+from tokentwin.traces.metrics.run_metrics import RunMetrics
 
 _FORM = (
     "must be like 'ttft_ms p99<=500', 'tpot_ms mean<=50', 'tpot_ms<=50' (a bound for attainment) or 'attainment>=0.99'"

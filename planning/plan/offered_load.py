@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from planning.traffic import clients_of
-from serving.answers.document import Part, fact
-from serving.workload import WorkloadRequest
-from traces.distributions import Users
-from traces.synth import SynthSpec
+from tokentwin.planning.traffic import clients_of
+from tokentwin.serving.answers.document import Part, fact
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.traces.distributions import Users
+from tokentwin.traces.synth import SynthSpec
 
 _BUCKETS = 60
 _TURNS = 40  # largest number of turns that are shown

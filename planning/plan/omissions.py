@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from serving.errors import UserError
+from tokentwin.serving.errors import UserError
 
 Made = TypeVar("Made")
 Other = TypeVar("Other")

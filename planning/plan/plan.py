@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from planning.plan.candidates import Engine, RuledOut
-from planning.plan.curves import fleet_point
-from planning.plan.document import SURE, Dearer, FleetPoint, Infeasible
-from planning.plan.frontier import Point, pareto, per_dollar, point
-from planning.plan.omissions import Omissions
-from planning.plan.search import OnProgress, Searched, search, silent
-from planning.plan.sensitivity import Knee, headroom_band, knee, replicas_at
-from planning.plan.trial import Question, Trial, nearly_alone, try_fleet, try_more
-from planning.plan.worth import Probabilities, most_worth, probabilities_of
-from planning.workers import Task, Workers
+from tokentwin.planning.plan.candidates import Engine, RuledOut
+from tokentwin.planning.plan.curves import fleet_point
+from tokentwin.planning.plan.document import SURE, Dearer, FleetPoint, Infeasible
+from tokentwin.planning.plan.frontier import Point, pareto, per_dollar, point
+from tokentwin.planning.plan.omissions import Omissions
+from tokentwin.planning.plan.search import OnProgress, Searched, search, silent
+from tokentwin.planning.plan.sensitivity import Knee, headroom_band, knee, replicas_at
+from tokentwin.planning.plan.trial import Question, Trial, nearly_alone, try_fleet, try_more
+from tokentwin.planning.plan.worth import Probabilities, most_worth, probabilities_of
+from tokentwin.planning.workers import Task, Workers
 
 RUNNERS_UP = 3
 # Approximate numbers of simulations for the worth of the offers, for the answer, for the fleets around it, and for one

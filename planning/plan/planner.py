@@ -12,31 +12,31 @@ from functools import cache, partial
 from time import perf_counter
 from typing import Any
 
-from planning.learn.front_door import learnt_front_door
-from planning.made_up import assumed
-from planning.plan.answer import plan_document, with_curves
-from planning.plan.curves import AROUND, LOAD, engines_work
-from planning.plan.document import PlanDocument
-from planning.plan.draws import drawn, drawn_again, reordered
-from planning.plan.energy import Site, check_power_known, energy_section, with_energy
-from planning.plan.first_answer import first_answer
-from planning.plan.mixed_answer import with_mixed_fleets
-from planning.plan.mixes import lengths_to_try
-from planning.plan.next_measurement import next_measurement
-from planning.plan.objectives import Objectives, parse_objectives
-from planning.plan.omissions import Omissions
-from planning.plan.plan import Limits, Plan, make_plan
-from planning.plan.pricing import priced_candidates
-from planning.plan.request import PlanRequest
-from planning.plan.sentences import first_answer as first_answer_text
-from planning.plan.trial import Pricing, Question, Trials
-from planning.pooling import check_pooling
-from planning.progress import Tell, quiet
-from planning.traffic import looped
-from planning.workers import Answer, Task, Workers
-from serving.errors import UserError
-from serving.workload import Workload
-from sim.router import find_router
+from tokentwin.planning.learn.front_door import learnt_front_door
+from tokentwin.planning.made_up import assumed
+from tokentwin.planning.plan.answer import plan_document, with_curves
+from tokentwin.planning.plan.curves import AROUND, LOAD, engines_work
+from tokentwin.planning.plan.document import PlanDocument
+from tokentwin.planning.plan.draws import drawn, drawn_again, reordered
+from tokentwin.planning.plan.energy import Site, check_power_known, energy_section, with_energy
+from tokentwin.planning.plan.first_answer import first_answer
+from tokentwin.planning.plan.mixed_answer import with_mixed_fleets
+from tokentwin.planning.plan.mixes import lengths_to_try
+from tokentwin.planning.plan.next_measurement import next_measurement
+from tokentwin.planning.plan.objectives import Objectives, parse_objectives
+from tokentwin.planning.plan.omissions import Omissions
+from tokentwin.planning.plan.plan import Limits, Plan, make_plan
+from tokentwin.planning.plan.pricing import priced_candidates
+from tokentwin.planning.plan.request import PlanRequest
+from tokentwin.planning.plan.sentences import first_answer as first_answer_text
+from tokentwin.planning.plan.trial import Pricing, Question, Trials
+from tokentwin.planning.pooling import check_pooling
+from tokentwin.planning.progress import Tell, quiet
+from tokentwin.planning.traffic import looped
+from tokentwin.planning.workers import Answer, Task, Workers
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload
+from tokentwin.sim.router import find_router
 
 OnDocument = Callable[[PlanDocument], None]
 

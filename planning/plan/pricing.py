@@ -10,21 +10,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from calibration.steps.external_calibration import Learnt
-from calibration.steps.observed import JudgedCost, observed
-from calibration.steps.operation_cost import OperationCost
-from calibration.steps.step_cost import Calibration, StepCost
-from planning.costs import priced
-from planning.deployments import described, long_enough, with_settings
-from planning.plan.candidates import Engine, RuledOut, Split, candidate_engines, shown_settings
-from planning.plan.request import PlanRequest
-from planning.plan.trial import Pricing
-from planning.resolution import base_deployment, calibration_in
-from serving.deployments.gpu_spec import find_gpu
-from serving.errors import UserError
-from serving.scheduler import find_policy
-from serving.user_code.own_cost import names_own_cost, own_cost
-from serving.workload import Workload, common_prefix
+from tokentwin.calibration.steps.external_calibration import Learnt
+from tokentwin.calibration.steps.observed import JudgedCost, observed
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.calibration.steps.step_cost import Calibration, StepCost
+from tokentwin.planning.costs import priced
+from tokentwin.planning.deployments import described, long_enough, with_settings
+from tokentwin.planning.plan.candidates import Engine, RuledOut, Split, candidate_engines, shown_settings
+from tokentwin.planning.plan.request import PlanRequest
+from tokentwin.planning.plan.trial import Pricing
+from tokentwin.planning.resolution import base_deployment, calibration_in
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.scheduler import find_policy
+from tokentwin.serving.user_code.own_cost import names_own_cost, own_cost
+from tokentwin.serving.workload import Workload, common_prefix
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class KernelPricing:
     _known: dict[tuple[str, str], OperationCost] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __call__(self, engine: Engine) -> JudgedCost:
-        from calibration.steps.external_calibration import predicted_cost
+        from tokentwin.calibration.steps.external_calibration import predicted_cost
 
         key = engine.gpu, engine.deployment.model_dump_json()
         if key not in self._known:

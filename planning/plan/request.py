@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from planning.plan.candidates import Split
-from planning.request import GridCarbon, Pue, StatedDeployment, TimedBy
-from planning.traffic import BUSIEST_S, Offered
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import catalogue_name
-from serving.errors import UserError
+from tokentwin.planning.plan.candidates import Split
+from tokentwin.planning.request import GridCarbon, Pue, StatedDeployment, TimedBy
+from tokentwin.planning.traffic import BUSIEST_S, Offered
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import catalogue_name
+from tokentwin.serving.errors import UserError
 
 _OPTIONS = {"model": "--model", "tensor_parallel_size": "--tp", "policy": "--policy"}
 

@@ -18,15 +18,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from planning.plan.candidates import Engine, Split
-from planning.plan.objectives import Objective
-from planning.plan.trial import Question, Trial, try_alone, try_fleet
-from planning.traffic import waits_for_answers
-from planning.workers import Task, Workers
-from serving.cost_model import CostModel
-from serving.decode_set import DecodeSet
-from serving.deployments.config import SchedulerConfig
-from serving.step_plan import StepPlan
+from tokentwin.planning.plan.candidates import Engine, Split
+from tokentwin.planning.plan.objectives import Objective
+from tokentwin.planning.plan.trial import Question, Trial, try_alone, try_fleet
+from tokentwin.planning.traffic import waits_for_answers
+from tokentwin.planning.workers import Task, Workers
+from tokentwin.serving.cost_model import CostModel
+from tokentwin.serving.decode_set import DecodeSet
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.step_plan import StepPlan
 
 
 @dataclass(frozen=True)

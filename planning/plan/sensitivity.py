@@ -13,11 +13,11 @@ from functools import partial
 from statistics import NormalDist
 from typing import NamedTuple
 
-from planning.plan.candidates import Engine
-from planning.plan.document import SURE
-from planning.plan.draws import on_draw
-from planning.plan.search import Bisection
-from planning.plan.trial import FAST, LIKELY, SLOW, Question, Trial, at_share, cost_at, simulated
+from tokentwin.planning.plan.candidates import Engine
+from tokentwin.planning.plan.document import SURE
+from tokentwin.planning.plan.draws import on_draw
+from tokentwin.planning.plan.search import Bisection
+from tokentwin.planning.plan.trial import FAST, LIKELY, SLOW, Question, Trial, at_share, cost_at, simulated
 
 _FIRST_PERCENT = 10  # increase of the rate that is tried first, because most fleets sized by bisection break near it
 _NEAR = 1 / 8  # precision of the headroom, as a share of the headroom

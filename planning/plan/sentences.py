@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from planning.plan.document import Choices, percent
-from planning.plan.frontier import Point
-from planning.plan.mixed_fleet import MixedFleet
-from serving.answers.figures import counted, shown_change, shown_number, shown_share, shown_usd
+from tokentwin.planning.plan.document import Choices, percent
+from tokentwin.planning.plan.frontier import Point
+from tokentwin.planning.plan.mixed_fleet import MixedFleet
+from tokentwin.serving.answers.figures import counted, shown_change, shown_number, shown_share, shown_usd
 
 if TYPE_CHECKING:
-    from planning.plan.first_answer import FirstAnswer
+    from tokentwin.planning.plan.first_answer import FirstAnswer
 
-from planning.plan.plan import Plan, Robustness
-from planning.plan.sensitivity import KEEPING_UP
+from tokentwin.planning.plan.plan import Plan, Robustness
+from tokentwin.planning.plan.sensitivity import KEEPING_UP
 
 _NAMED = 3  # maximum number of engines that a first answer names
 _NEAR = 0.25  # share of the answer's price by which a fleet that is shown beside it may cost more

@@ -18,11 +18,11 @@ from functools import partial
 from statistics import fmean
 from typing import NamedTuple
 
-from planning.plan.candidates import Engine
-from planning.plan.sensitivity import holding
-from planning.plan.trial import LIKELY, Figures, Question, at_share
-from planning.workers import Workers
-from serving.deployments.fleet import FailuresConfig, FleetConfig, Interruptions, PoolConfig, RouterConfig
+from tokentwin.planning.plan.candidates import Engine
+from tokentwin.planning.plan.sensitivity import holding
+from tokentwin.planning.plan.trial import LIKELY, Figures, Question, at_share
+from tokentwin.planning.workers import Workers
+from tokentwin.serving.deployments.fleet import FailuresConfig, FleetConfig, Interruptions, PoolConfig, RouterConfig
 
 _PLACES = (1 / 6, 1 / 2, 5 / 6)  # places of interruptions within equal parts of the time, each as likely
 _MOST = 2  # maximum number of interruptions that are simulated

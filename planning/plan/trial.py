@@ -23,26 +23,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from calibration.steps.interval import StepInterval
-from calibration.steps.observed import JudgedCost, ObservedOperations
-from calibration.trust import Trust, least_certain
-from planning.plan.candidates import Engine
-from planning.plan.objectives import Objective, Objectives
-from planning.traffic import clients_of, looped, with_clients
-from planning.workers import mark
-from serving.cost_model import CostModel
-from serving.deployments.fleet import FleetConfig
-from serving.deployments.kv_layout import tables
-from serving.errors import UserError
-from serving.front_door import FrontDoor
-from serving.workload import PRIVATE, Workload
-from sim.cluster import Cluster
-from sim.fleet import PricedPool, alike_pools
-from sim.run_log import TableSink
-from traces.metrics.run_metrics import RunMetrics
-from traces.metrics.saturation import FEWEST, PILING_UP, growth
-from traces.reshape import reshaped
-from traces.synth import SynthSpec
+from tokentwin.calibration.steps.interval import StepInterval
+from tokentwin.calibration.steps.observed import JudgedCost, ObservedOperations
+from tokentwin.calibration.trust import Trust, least_certain
+from tokentwin.planning.plan.candidates import Engine
+from tokentwin.planning.plan.objectives import Objective, Objectives
+from tokentwin.planning.traffic import clients_of, looped, with_clients
+from tokentwin.planning.workers import mark
+from tokentwin.serving.cost_model import CostModel
+from tokentwin.serving.deployments.fleet import FleetConfig
+from tokentwin.serving.deployments.kv_layout import tables
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.front_door import FrontDoor
+from tokentwin.serving.workload import PRIVATE, Workload
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.fleet import PricedPool, alike_pools
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.metrics.saturation import FEWEST, PILING_UP, growth
+from tokentwin.traces.reshape import reshaped
+from tokentwin.traces.synth import SynthSpec
 
 Floats = NDArray[np.float64]
 _COLUMNS = ("arrival_ns", "scheduled_ns", "first_token_ns", "finish_ns", "prompt_tokens", "output_tokens")

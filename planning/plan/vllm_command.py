@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 import shlex
 
-from planning.plan.candidates import Engine
-from serving.deployments.config import Deployment
-from serving.deployments.engine_defaults import engine_defaults
-from serving.deployments.engines import BLOCK_SIZE, UTILIZATION
-from serving.deployments.gpu_spec import GpuSpec
-from serving.deployments.inter_node import nodes_of
-from serving.deployments.lora import LoraConfig
-from serving.deployments.model_catalogue import find_model, hub_id, pooling_model
-from serving.errors import UserError
-from serving.speculative import SpeculativeConfig
+from tokentwin.planning.plan.candidates import Engine
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.engine_defaults import engine_defaults
+from tokentwin.serving.deployments.engines import BLOCK_SIZE, UTILIZATION
+from tokentwin.serving.deployments.gpu_spec import GpuSpec
+from tokentwin.serving.deployments.inter_node import nodes_of
+from tokentwin.serving.deployments.lora import LoraConfig
+from tokentwin.serving.deployments.model_catalogue import find_model, hub_id, pooling_model
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.speculative import SpeculativeConfig
 
 _QUANTIZATION = {"fp8": "fp8"}  # any other quantization is in the checkpoint already
 _STORED = ("int4", "int8")  # vLLM reads these types, but does not make them

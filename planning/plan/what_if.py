@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planning.plan.document import SURE, PlanDocument
-from planning.plan.frontier import Fleet
-from planning.plan.request import PlanRequest
-from planning.plan.worth import MORE, choose
-from serving.deployments.gpu_spec import find_gpu
+from tokentwin.planning.plan.document import SURE, PlanDocument
+from tokentwin.planning.plan.frontier import Fleet
+from tokentwin.planning.plan.request import PlanRequest
+from tokentwin.planning.plan.worth import MORE, choose
+from tokentwin.serving.deployments.gpu_spec import find_gpu
 
 _ROUNDING = 1e-9  # rounding error of a mean of probabilities
 NOT_SIMULATED = frozenset({"prices", "spares", "risk"})  # inputs that no simulation depends on

@@ -20,11 +20,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planning.plan.candidates import Engine
-from planning.plan.document import SURE
-from planning.plan.sensitivity import holding
-from planning.plan.trial import Question
-from planning.workers import Workers
+from tokentwin.planning.plan.candidates import Engine
+from tokentwin.planning.plan.document import SURE
+from tokentwin.planning.plan.sensitivity import holding
+from tokentwin.planning.plan.trial import Question
+from tokentwin.planning.workers import Workers
 
 RISK = 0.1  # accepted probability of breaking a bound, by default
 MORE = (0, 1, 2, 4, 8)  # numbers of replicas that are added to the fewest that an engine needs

@@ -12,11 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from planning.sweep.points import Point, canonical
-from serving.errors import UserError
-from serving.metrics import METRICS, STATISTICS
-from traces.metrics.run_metrics import DISTRIBUTIONS, SERVED_METRICS, RunMetrics
-from traces.schema import arrow_schema
+from tokentwin.planning.sweep.points import Point, canonical
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.metrics import METRICS, STATISTICS
+from tokentwin.traces.metrics.run_metrics import DISTRIBUTIONS, SERVED_METRICS, RunMetrics
+from tokentwin.traces.schema import arrow_schema
 
 _DISTRIBUTIONS = [name for name in DISTRIBUTIONS if name not in SERVED_METRICS]  # a sweep has no API server
 STATUSES = ("finished", "rejected", "timed_out", "cancelled", "aborted", "unfinished")

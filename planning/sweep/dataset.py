@@ -20,10 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from serving.data_file import read_json_file
-from serving.errors import UserError, reason
-from serving.whole_file import DirectoryLock, whole_file
-from traces.schema import COLUMNS_FILE, columns_text, described
+from tokentwin.serving.data_file import read_json_file
+from tokentwin.serving.errors import UserError, reason
+from tokentwin.serving.whole_file import DirectoryLock, whole_file
+from tokentwin.traces.schema import COLUMNS_FILE, columns_text, described
 
 ABOUT = "sweep.json"  # file with the data that all rows share
 FORMAT = 3  # up to 2, an engine whose KV blocks and share of memory nobody stated had 4,095 blocks on every GPU

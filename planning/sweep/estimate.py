@@ -10,14 +10,14 @@ import os
 from functools import cache
 from pathlib import Path
 
-from planning.deployments import overridden
-from planning.progress import in_words
-from planning.scenario import Scenario
-from planning.sweep.settings import Overrides, SweepSettings
-from serving.answers.figures import counted
-from serving.deployments.config import parse
-from serving.deployments.gpu_spec import find_gpu
-from serving.errors import UserError
+from tokentwin.planning.deployments import overridden
+from tokentwin.planning.progress import in_words
+from tokentwin.planning.scenario import Scenario
+from tokentwin.planning.sweep.settings import Overrides, SweepSettings
+from tokentwin.serving.answers.figures import counted
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.errors import UserError
 
 # Seconds of one CPU with the compiled core: 0.06 to 0.07 s for 100 requests and 0.35 to 0.46 s for 2,000 (2026-11-28)
 _RUN_S, _REQUEST_S = 0.045, 0.0002
@@ -64,7 +64,7 @@ def _requests(settings: SweepSettings, overrides: Overrides) -> float | None:
 @cache
 def _length(trace: str) -> float | None:
     """Return the number of requests of a trace or a specification; None for a long trace."""
-    from planning.traffic import Offered
+    from tokentwin.planning.traffic import Offered
 
     if Path(trace).is_file() and Path(trace).stat().st_size > _MOST_BYTES:
         return None

@@ -7,11 +7,11 @@ from contextlib import closing
 from functools import partial
 from importlib.util import find_spec
 
-from planning.sweep.one_run import DIED, OVERDUE, RunResult, failed
-from planning.sweep.points import Point
-from planning.sweep.ray_tasks import as_ray_tasks
-from planning.workers import Overdue, WorkerDied, Workers
-from serving.errors import UserError
+from tokentwin.planning.sweep.one_run import DIED, OVERDUE, RunResult, failed
+from tokentwin.planning.sweep.points import Point
+from tokentwin.planning.sweep.ray_tasks import as_ray_tasks
+from tokentwin.planning.workers import Overdue, WorkerDied, Workers
+from tokentwin.serving.errors import UserError
 
 Results = Generator[RunResult, None, None]
 Measure = Callable[[Point], RunResult]

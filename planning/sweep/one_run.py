@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from planning.scenario import Scenario
-from planning.sweep.columns import band_values, metric_values
-from planning.sweep.points import Point
-from serving.errors import UserError
+from tokentwin.planning.scenario import Scenario
+from tokentwin.planning.sweep.columns import band_values, metric_values
+from tokentwin.planning.sweep.points import Point
+from tokentwin.serving.errors import UserError
 
 DIED = "the process that ran it died, perhaps for want of memory"
 OVERDUE = "took longer than run_limit_s; raise the limit, or leave the run out"

@@ -9,16 +9,16 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from calibration.steps.external_calibration import LEARNT_FILES
-from planning.deployments import found_at, overridden
-from planning.learn.front_door import learnt_front_door
-from planning.resolution import resolved_fleet
-from planning.scenario import Scenario
-from planning.sweep.settings import SweepSettings, is_seed
-from serving.deployments.config import parse
-from serving.errors import UserError
-from serving.front_door import FILE as FRONT_DOOR
-from serving.user_code.own_cost import names_own_cost, source_file
+from tokentwin.calibration.steps.external_calibration import LEARNT_FILES
+from tokentwin.planning.deployments import found_at, overridden
+from tokentwin.planning.learn.front_door import learnt_front_door
+from tokentwin.planning.resolution import resolved_fleet
+from tokentwin.planning.scenario import Scenario
+from tokentwin.planning.sweep.settings import SweepSettings, is_seed
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.front_door import FILE as FRONT_DOOR
+from tokentwin.serving.user_code.own_cost import names_own_cost, source_file
 
 SEED = "seed"
 

@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
-from planning.sweep.one_run import DIED, OVERDUE, RunResult, failed
-from planning.sweep.points import Point
-from serving.python_process import module_environment
+from tokentwin.planning.sweep.one_run import DIED, OVERDUE, RunResult, failed
+from tokentwin.planning.sweep.points import Point
+from tokentwin.serving.python_process import module_environment
 
 
 def as_ray_tasks(

@@ -10,15 +10,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from calibration.steps.external_calibration import LEARNT_FILES
-from planning.deployments import found_at
-from planning.sweep.dataset import ABOUT, FORMAT, journal_rows
-from serving.answers.document import Answer
-from serving.answers.figures import counted
-from serving.answers.report import NUMBER, Column, Line, Table
-from serving.data_file import parse_json, present_name
-from serving.errors import UserError
-from serving.metrics import METRICS, STATISTICS
+from tokentwin.calibration.steps.external_calibration import LEARNT_FILES
+from tokentwin.planning.deployments import found_at
+from tokentwin.planning.sweep.dataset import ABOUT, FORMAT, journal_rows
+from tokentwin.serving.answers.document import Answer
+from tokentwin.serving.answers.figures import counted
+from tokentwin.serving.answers.report import NUMBER, Column, Line, Table
+from tokentwin.serving.data_file import parse_json, present_name
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.metrics import METRICS, STATISTICS
 
 _BLOCKS, _OLD_BLOCKS = "deployment.scheduler.num_blocks", 4096
 _TYPES = {"string": pa.string(), "int64": pa.int64(), "double": pa.float64(), "bool": pa.bool_()}

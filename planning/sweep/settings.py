@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from planning.request import Request
-from serving.data_file import read_mapping
-from serving.deployments.config import check_text, parse
-from serving.errors import UserError
+from tokentwin.planning.request import Request
+from tokentwin.serving.data_file import read_mapping
+from tokentwin.serving.deployments.config import check_text, parse
+from tokentwin.serving.errors import UserError
 
 Overrides = dict[str, Any]  # values by dotted path
 _PAGE = "docs/sweeps.md"

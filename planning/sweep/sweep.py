@@ -10,16 +10,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from planning.learn.front_door import learnt_front_door
-from planning.progress import Tell, quiet
-from planning.sweep.columns import parameter_fields, parameter_values, partition_keys, run_schema
-from planning.sweep.dataset import FORMAT, SweepDataset
-from planning.sweep.executors import Executor
-from planning.sweep.one_run import Measure, RunResult
-from planning.sweep.points import Point, canonical, input_digests, points
-from planning.sweep.settings import SweepSettings
-from serving.errors import UserError
-from serving.version import __version__
+from tokentwin.planning.learn.front_door import learnt_front_door
+from tokentwin.planning.progress import Tell, quiet
+from tokentwin.planning.sweep.columns import parameter_fields, parameter_values, partition_keys, run_schema
+from tokentwin.planning.sweep.dataset import FORMAT, SweepDataset
+from tokentwin.planning.sweep.executors import Executor
+from tokentwin.planning.sweep.one_run import Measure, RunResult
+from tokentwin.planning.sweep.points import Point, canonical, input_digests, points
+from tokentwin.planning.sweep.settings import SweepSettings
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.version import __version__
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ This module imports nothing, so that a name can be checked without torch.
 
 ATTENTION = {
     "auto": "",  # triton on CUDA, torch on the CPU
-    "torch": "realengine.attention.torch_attention:TorchAttention",
-    "unfused": "realengine.attention.torch_attention:UnfusedAttention",  # scores in memory, as a baseline
-    "triton": "realengine.attention.triton_attention:TritonAttention",
-    "hybrid": "realengine.attention.triton_attention:HybridAttention",
-    "varlen": "realengine.attention.flash_attention:VarlenAttention",
-    "flash-attn": "realengine.attention.flash_attention:FlashAttention",
-    "flashinfer": "realengine.attention.flashinfer_attention:FlashInferAttention",
+    "torch": "tokentwin.realengine.attention.torch_attention:TorchAttention",
+    "unfused": "tokentwin.realengine.attention.torch_attention:UnfusedAttention",  # scores in memory, as a baseline
+    "triton": "tokentwin.realengine.attention.triton_attention:TritonAttention",
+    "hybrid": "tokentwin.realengine.attention.triton_attention:HybridAttention",
+    "varlen": "tokentwin.realengine.attention.flash_attention:VarlenAttention",
+    "flash-attn": "tokentwin.realengine.attention.flash_attention:FlashAttention",
+    "flashinfer": "tokentwin.realengine.attention.flashinfer_attention:FlashInferAttention",
 }
 LIBRARIES = ("varlen", "flash-attn", "flashinfer")

@@ -8,14 +8,14 @@ from typing import Any, Literal, Protocol, cast
 
 import torch
 
-from realengine.attention import ATTENTION
-from realengine.attention.kv_cache import LayerKv
-from realengine.devices.device import Device
-from realengine.step_input import Batch, Ints
-from serving.deployments.config import Deployment
-from serving.deployments.model_spec import ModelSpec
-from serving.errors import UserError, raised
-from serving.user_code.plugins import find, make
+from tokentwin.realengine.attention import ATTENTION
+from tokentwin.realengine.attention.kv_cache import LayerKv
+from tokentwin.realengine.devices.device import Device
+from tokentwin.realengine.step_input import Batch, Ints
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.errors import UserError, raised
+from tokentwin.serving.user_code.plugins import find, make
 
 _CALLS = ("tiles", "prepare", "plan", "attend")
 _CAPTURABLE = ("never", "decode", "always")

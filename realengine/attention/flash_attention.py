@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realengine.attention.kv_cache import LayerKv
-from realengine.devices.device import Device
-from realengine.step_input import Batch, Ints
-from serving.deployments.config import Deployment
-from serving.deployments.model_spec import ModelSpec
-from serving.errors import UserError
+from tokentwin.realengine.attention.kv_cache import LayerKv
+from tokentwin.realengine.devices.device import Device
+from tokentwin.realengine.step_input import Batch, Ints
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.errors import UserError
 
 _WIDEST_HEAD = 256
 _FA2_BLOCK = 256  # FlashAttention 2 requires blocks of a multiple of so many tokens

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realengine.attention.flash_attention import check_library, installed
-from realengine.attention.kv_cache import FP8, LayerKv
-from realengine.devices.device import Device
-from realengine.step_input import Batch, Ints, Layout
-from serving.deployments.config import Deployment
-from serving.deployments.model_spec import ModelSpec
-from serving.errors import UserError
+from tokentwin.realengine.attention.flash_attention import check_library, installed
+from tokentwin.realengine.attention.kv_cache import FP8, LayerKv
+from tokentwin.realengine.devices.device import Device
+from tokentwin.realengine.step_input import Batch, Ints, Layout
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.errors import UserError
 
 _WORKSPACE = 128 << 20  # bytes; the size that FlashInfer's documentation recommends
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.deployments.model_spec import ModelSpec
 
 FP8 = torch.float8_e4m3fn
 _LARGEST = torch.finfo(FP8).max

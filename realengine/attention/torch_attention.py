@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from realengine.attention.kv_cache import LayerKv, read
-from realengine.devices.device import Device
-from realengine.step_input import Batch, Ints
-from serving.deployments.config import Deployment
-from serving.deployments.model_spec import ModelSpec
+from tokentwin.realengine.attention.kv_cache import LayerKv, read
+from tokentwin.realengine.devices.device import Device
+from tokentwin.realengine.step_input import Batch, Ints
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.model_spec import ModelSpec
 
 
 class Span(NamedTuple):

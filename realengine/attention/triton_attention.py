@@ -12,11 +12,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from realengine.attention.kv_cache import LayerKv, read
-from realengine.devices.device import Device
-from realengine.kernels.kv_splits import Splits
-from realengine.kernels.launches import INTERPRETING
-from realengine.kernels.paged_attention import (
+from tokentwin.realengine.attention.kv_cache import LayerKv, read
+from tokentwin.realengine.devices.device import Device
+from tokentwin.realengine.kernels.kv_splits import Splits
+from tokentwin.realengine.kernels.launches import INTERPRETING
+from tokentwin.realengine.kernels.paged_attention import (
     PagedRows,
     Tile,
     attention_splits,
@@ -25,10 +25,10 @@ from realengine.kernels.paged_attention import (
     tile_for,
     tile_tokens,
 )
-from realengine.step_input import Batch, Ints
-from serving.deployments.config import Deployment
-from serving.deployments.model_spec import ModelSpec
-from serving.errors import UserError
+from tokentwin.realengine.step_input import Batch, Ints
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.errors import UserError
 
 _WIDEST_HEAD = 128  # dimensions: the kernels' tiles are made for heads of up to this size
 _FRESH_TOKENS = 512  # length from which the hybrid sends prompts without cached tokens to torch

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from realengine.devices.device import LOOK_EVERY_S, Mark, Memory, Pending
-from realengine.devices.speed import Speed, SpeedProbe
+from tokentwin.realengine.devices.device import LOOK_EVERY_S, Mark, Memory, Pending
+from tokentwin.realengine.devices.speed import Speed, SpeedProbe
 
 _STATUS, _RESET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 

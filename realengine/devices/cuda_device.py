@@ -15,8 +15,8 @@ from weakref import WeakSet
 
 import torch
 
-from realengine.devices.device import LOOK_EVERY_S, Mark, Memory, Pending
-from realengine.devices.speed import GpuClock, Speed
+from tokentwin.realengine.devices.device import LOOK_EVERY_S, Mark, Memory, Pending
+from tokentwin.realengine.devices.speed import GpuClock, Speed
 
 # elapsed times are float32, which resolve 0.1 µs only up to a second, so the anchor moves every second
 _REANCHOR_MS = 1000.0

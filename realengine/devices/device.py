@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from realengine.devices.speed import Speed
+from tokentwin.realengine.devices.speed import Speed
 
 LOOK_EVERY_S = 0.05  # interval at which `watch` is called during a wait for the device
 _UNTIMED = nullcontext()

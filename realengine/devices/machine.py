@@ -11,9 +11,9 @@ from time import perf_counter_ns
 
 import torch
 
-from realengine.devices.device import Device
-from serving.deployments.config import Deployment
-from serving.errors import UserError
+from tokentwin.realengine.devices.device import Device
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _TIMED_SHAPE = 1536, 576  # a projection of SmolLM2
@@ -38,10 +38,10 @@ def find_device(deployment: Deployment, rank: int = 0) -> Device:
     """Return the device of `rank`; raise UserError if it does not exist."""
     require_devices(deployment)
     if deployment.device == "cuda":
-        from realengine.devices.cuda_device import CudaDevice
+        from tokentwin.realengine.devices.cuda_device import CudaDevice
 
         return CudaDevice(rank)
-    from realengine.devices.cpu_device import CpuDevice
+    from tokentwin.realengine.devices.cpu_device import CpuDevice
 
     return CpuDevice(threaded=deployment.scheduler.async_scheduling)
 

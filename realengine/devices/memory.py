@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import torch
 
-from serving.answers.figures import shown_gib
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.kv_layout import most_held
-from serving.errors import UserError
+from tokentwin.serving.answers.figures import shown_gib
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.kv_layout import most_held
+from tokentwin.serving.errors import UserError
 
 _MOST = 10_000_000  # limit of SchedulerConfig.num_blocks
 _GIB = 1024**3

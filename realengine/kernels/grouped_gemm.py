@@ -17,9 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from realengine.kernels.launches import F32, I32, I64, U8, Specialisation, compute_dtype, shaped
-from realengine.kernels.packed_gemm import KernelWeight, compiled_weight, only_few_tokens, packed_sum
-from realengine.models.linear import FP8_BLOCK, Fp8Weight
+from tokentwin.realengine.kernels.launches import F32, I32, I64, U8, Specialisation, compute_dtype, shaped
+from tokentwin.realengine.kernels.packed_gemm import KernelWeight, compiled_weight, only_few_tokens, packed_sum
+from tokentwin.realengine.models.linear import FP8_BLOCK, Fp8Weight
 
 ExpertWeights = Tensor | Fp8Weight | KernelWeight  # weights of all experts; the first dimension is the expert
 

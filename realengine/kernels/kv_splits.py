@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from realengine.kernels.attention_tile import LOWEST
-from realengine.kernels.launches import F32, I32, Specialisation, shaped
+from tokentwin.realengine.kernels.attention_tile import LOWEST
+from tokentwin.realengine.kernels.launches import F32, I32, Specialisation, shaped
 
 _CHUNK = 1024  # number of units that the planning program handles at once
 _FIELDS = tl.constexpr(4)  # number of fields of an item

@@ -20,9 +20,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from realengine.kernels.kv_splits import is_last_part
-from realengine.kernels.launches import I32, TRITON_NAME, U8, Specialisation, capability, compute_dtype, shaped
-from realengine.models.linear import PackedWeight
+from tokentwin.realengine.kernels.kv_splits import is_last_part
+from tokentwin.realengine.kernels.launches import (
+    I32,
+    TRITON_NAME,
+    U8,
+    Specialisation,
+    capability,
+    compute_dtype,
+    shaped,
+)
+from tokentwin.realengine.models.linear import PackedWeight
 
 _STEP = 16  # words of a row that a step reads: 64 bytes, or 128 inputs of 4 bits
 _BASE = {"fp32": 0x4B000000, "fp16": 0x6400, "bf16": 0x4300}  # 2**23, 1024, 128, whose last bits count ones

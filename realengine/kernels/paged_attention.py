@@ -21,9 +21,17 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from realengine.kernels.attention_tile import LOG2_E, LOWEST, attend_tile, load_heads
-from realengine.kernels.kv_splits import NO_SPLITS, STEP, Splits, is_last_part, merged_parts, passed_steps, plan_splits
-from realengine.kernels.launches import (
+from tokentwin.realengine.kernels.attention_tile import LOG2_E, LOWEST, attend_tile, load_heads
+from tokentwin.realengine.kernels.kv_splits import (
+    NO_SPLITS,
+    STEP,
+    Splits,
+    is_last_part,
+    merged_parts,
+    passed_steps,
+    plan_splits,
+)
+from tokentwin.realengine.kernels.launches import (
     F32,
     I32,
     SHAPES,

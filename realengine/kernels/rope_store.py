@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from realengine.kernels.launches import F32, I32, SHAPES, Specialisation, dependent_launch, shaped
+from tokentwin.realengine.kernels.launches import F32, I32, SHAPES, Specialisation, dependent_launch, shaped
 
 _TILE_HEADS = 16
 _FP8_MAX = tl.constexpr(448.0)  # largest e4m3 number; e4m3 has no infinity, so larger values are stored as this number

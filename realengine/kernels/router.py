@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from realengine.kernels.launches import F32, Specialisation, dependent_launch, shaped
+from tokentwin.realengine.kernels.launches import F32, Specialisation, dependent_launch, shaped
 
 _SORT_BLOCK = 1024
 

@@ -1,6 +1,6 @@
 """Two operations on the rows of activations, each in one launch: RMSNorm with the residual, and SwiGLU's product.
 
-Both kernels can also round their result to FP8, as `realengine.models.linear.round_to_fp8` does.
+Both kernels can also round their result to FP8, as `tokentwin.realengine.models.linear.round_to_fp8` does.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from realengine.kernels.launches import TRITON_NAME, Specialisation, dependent_launch, shaped
+from tokentwin.realengine.kernels.launches import TRITON_NAME, Specialisation, dependent_launch, shaped
 
 _LARGEST = tl.constexpr(448.0)  # largest e4m3 number
 _LEAST = tl.constexpr(1e-12)

@@ -18,12 +18,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from realengine.kernels.launches import F32, I32, TRITON_NAME, Specialisation, shaped
+from tokentwin.realengine.kernels.launches import F32, I32, TRITON_NAME, Specialisation, shaped
 
 _ARGMAX_BLOCK = 2048  # logits, one 16-byte load by each thread of 8 warps
 _PROGRAMS = 512  # about four for each multiprocessor of an H100
 _MAX_SPLITS = 64
-_GREEDY_BELOW = tl.constexpr(1e-5)  # the temperature below which `realengine.sampling` is also greedy
+_GREEDY_BELOW = tl.constexpr(1e-5)  # the temperature below which `tokentwin.realengine.sampling` is also greedy
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _NOWHERE = tl.constexpr(2147483647)
 # Number of logits read at once, number of lanes of the first pass, and maximum number of logits that a row is thinned

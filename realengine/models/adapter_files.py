@@ -17,13 +17,13 @@ from typing import Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from realengine.models.lora_slots import Matrices, target_projections
-from realengine.models.weights import shapes
-from serving.data_file import read_json_file
-from serving.deployments.config import parse
-from serving.deployments.lora import LoraConfig
-from serving.deployments.model_spec import ModelSpec
-from serving.errors import UserError, reason
+from tokentwin.realengine.models.lora_slots import Matrices, target_projections
+from tokentwin.realengine.models.weights import shapes
+from tokentwin.serving.data_file import read_json_file
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.deployments.lora import LoraConfig
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.errors import UserError, reason
 
 _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _RANDOM_SIZE = 0.5  # size of a random adapter's change, relative to what the projection gives without it

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import linear, rms_norm, silu
 
-from realengine import sampling
-from realengine.attention.kv_cache import LayerKv, write
-from realengine.models.linear import DenseProjection, Fp8Rows, PackedWeight, Projection, StoredWeight, stacked
-from realengine.step_input import Batch
-from serving.deployments.model_spec import ModelSpec
+from tokentwin.realengine import sampling
+from tokentwin.realengine.attention.kv_cache import LayerKv, write
+from tokentwin.realengine.models.linear import DenseProjection, Fp8Rows, PackedWeight, Projection, StoredWeight, stacked
+from tokentwin.realengine.step_input import Batch
+from tokentwin.serving.deployments.model_spec import ModelSpec
 
 
 class Rope:

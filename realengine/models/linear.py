@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.nn.functional import linear
 
-from serving.deployments.weight_types import GROUP_SIZE
-from serving.errors import UserError
+from tokentwin.serving.deployments.weight_types import GROUP_SIZE
+from tokentwin.serving.errors import UserError
 
 FP8_BLOCK = 128
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max

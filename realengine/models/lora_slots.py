@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import torch
 
-from realengine.models.linear import Projection
-from realengine.step_input import HostAdapter, Segment
-from serving.deployments.lora import LoraConfig
+from tokentwin.realengine.models.linear import Projection
+from tokentwin.realengine.step_input import HostAdapter, Segment
+from tokentwin.serving.deployments.lora import LoraConfig
 
 Matrices = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 """The matrices A `[rank, in]` and B `[out, rank]` of an adapter by module; the adapter's scale is a part of B."""

@@ -20,11 +20,11 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import linear
 
-from realengine.devices.device import OpTimes
-from realengine.models.layer_ops import LayerOps, Routing, Scores
-from realengine.models.linear import Fp8Rows
-from realengine.models.weight_loader import WeightLoader
-from serving.deployments.model_spec import ModelSpec
+from tokentwin.realengine.devices.device import OpTimes
+from tokentwin.realengine.models.layer_ops import LayerOps, Routing, Scores
+from tokentwin.realengine.models.linear import Fp8Rows
+from tokentwin.realengine.models.weight_loader import WeightLoader
+from tokentwin.serving.deployments.model_spec import ModelSpec
 
 BIAS = "e_score_correction_bias"
 ROUTER = ".gate.weight"  # how the name of a router's weight ends

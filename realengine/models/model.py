@@ -1,9 +1,10 @@
 """Decoders of the Llama family: RMSNorm, RoPE, grouped-query attention, and SwiGLU MLPs or mixtures of experts.
 
-One class serves Llama, Qwen2, Qwen3, Mistral, SmolLM and the MoE families of `realengine.models.mlp`. A `ModelSpec`
-states whether QKV has a bias, whether queries and keys are normalised, whether the embedding is also the head, and
-which layers have how many experts. Query, key and value are one GEMM, and so are gate and up. The same class is also
-one rank of a tensor-parallel group: it has a share of the model's weights, and each layer has two sums over the ranks.
+One class serves Llama, Qwen2, Qwen3, Mistral, SmolLM and the MoE families of `tokentwin.realengine.models.mlp`. A
+`ModelSpec` states whether QKV has a bias, whether queries and keys are normalised, whether the embedding is also the
+head, and which layers have how many experts. Query, key and value are one GEMM, and so are gate and up. The same class
+is also one rank of a tensor-parallel group: it has a share of the model's weights, and each layer has two sums over the
+ranks.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from itertools import cycle
 import torch
 from torch.nn.functional import embedding
 
-from realengine.attention.backend import Attention
-from realengine.attention.kv_cache import KvCache
-from realengine.devices.device import OpTimes
-from realengine.models.layer_ops import HeadNorms, LayerOps, Rope
-from realengine.models.linear import DenseProjection, Projection, StoredWeight
-from realengine.models.lora_slots import LoraSlots
-from realengine.models.mlp import DenseMlp, Mixture
-from realengine.models.weight_loader import WeightLoader
-from realengine.parallel.tensor_parallel import Collective
-from realengine.step_input import Batch
-from serving.deployments.model_spec import ModelSpec
+from tokentwin.realengine.attention.backend import Attention
+from tokentwin.realengine.attention.kv_cache import KvCache
+from tokentwin.realengine.devices.device import OpTimes
+from tokentwin.realengine.models.layer_ops import HeadNorms, LayerOps, Rope
+from tokentwin.realengine.models.linear import DenseProjection, Projection, StoredWeight
+from tokentwin.realengine.models.lora_slots import LoraSlots
+from tokentwin.realengine.models.mlp import DenseMlp, Mixture
+from tokentwin.realengine.models.weight_loader import WeightLoader
+from tokentwin.realengine.parallel.tensor_parallel import Collective
+from tokentwin.realengine.step_input import Batch
+from tokentwin.serving.deployments.model_spec import ModelSpec
 
 _PIECE_ROWS = 4
 

@@ -1,4 +1,4 @@
-"""Readers of quantised checkpoints, which convert each format to the layout of `realengine.models.linear`.
+"""Readers of quantised checkpoints, which convert each format to the layout of `tokentwin.realengine.models.linear`.
 
 A linear layer's weight is `[out, in]`.
 
@@ -28,9 +28,17 @@ from typing import Any
 
 import torch
 
-from realengine.models.linear import FP8_BLOCK, Fp8Weight, PackedWeight, StoredWeight, pack, round_to_fp8, unpack
-from serving.deployments.model_spec import ModelSpec
-from serving.errors import UserError
+from tokentwin.realengine.models.linear import (
+    FP8_BLOCK,
+    Fp8Weight,
+    PackedWeight,
+    StoredWeight,
+    pack,
+    round_to_fp8,
+    unpack,
+)
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.errors import UserError
 
 _BLOCK = (FP8_BLOCK, FP8_BLOCK)
 _OF_ACTIVATIONS = ("input_scale", "input_scale_ub", "activation_scale")

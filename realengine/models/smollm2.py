@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serving.errors import UserError, reason
+from tokentwin.serving.errors import UserError, reason
 
 if TYPE_CHECKING:
     import torch

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from realengine.attention.kv_cache import LayerKv
-from realengine.kernels.grouped_gemm import ExpertWeights, grouped_mlp
-from realengine.kernels.packed_gemm import counters, kernel_weight, packed_gemm, unpacked
-from realengine.kernels.rope_store import rope_store
-from realengine.kernels.router import Rules, route
-from realengine.kernels.row_operations import add_rms_norm, silu_mul
-from realengine.kernels.sampling import argmax, draw, token_mask
-from realengine.models.layer_ops import HeadNorms, LayerOps, Rope, Routing, Scores
-from realengine.models.linear import Fp8Rows, PackedWeight, StoredWeight, stacked
-from realengine.step_input import Batch
+from tokentwin.realengine.attention.kv_cache import LayerKv
+from tokentwin.realengine.kernels.grouped_gemm import ExpertWeights, grouped_mlp
+from tokentwin.realengine.kernels.packed_gemm import counters, kernel_weight, packed_gemm, unpacked
+from tokentwin.realengine.kernels.rope_store import rope_store
+from tokentwin.realengine.kernels.router import Rules, route
+from tokentwin.realengine.kernels.row_operations import add_rms_norm, silu_mul
+from tokentwin.realengine.kernels.sampling import argmax, draw, token_mask
+from tokentwin.realengine.models.layer_ops import HeadNorms, LayerOps, Rope, Routing, Scores
+from tokentwin.realengine.models.linear import Fp8Rows, PackedWeight, StoredWeight, stacked
+from tokentwin.realengine.step_input import Batch
 
 
 class PackedProjection:

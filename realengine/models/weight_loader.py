@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from realengine.models.layer_ops import LayerOps
-from realengine.models.linear import (
+from tokentwin.realengine.models.layer_ops import LayerOps
+from tokentwin.realengine.models.linear import (
     DenseProjection,
     Fp8Projection,
     Fp8Weight,
@@ -22,9 +22,9 @@ from realengine.models.linear import (
     round_to_fp8,
     round_to_integers,
 )
-from realengine.models.lora_slots import LoraSlots
-from serving.deployments.model_spec import ModelSpec
-from serving.errors import UserError
+from tokentwin.realengine.models.lora_slots import LoraSlots
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.errors import UserError
 
 QUANTIZATIONS = ("none", "fp8", "int4", "int8")  # types that 16-bit weights can be rounded to
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
-from realengine.models.linear import StoredWeight
-from realengine.models.mlp import ROUTER, mixture_shapes
-from realengine.models.quantised_checkpoint import read_quantised
-from realengine.models.random_routers import row_scales
-from realengine.runnable import check_runnable
-from serving.data_file import parse_json
-from serving.deployments.hf_config import spec_from_hf_config
-from serving.deployments.model_catalogue import find_model, models
-from serving.deployments.model_spec import ModelSpec
-from serving.errors import UserError
+from tokentwin.realengine.models.linear import StoredWeight
+from tokentwin.realengine.models.mlp import ROUTER, mixture_shapes
+from tokentwin.realengine.models.quantised_checkpoint import read_quantised
+from tokentwin.realengine.models.random_routers import row_scales
+from tokentwin.realengine.runnable import check_runnable
+from tokentwin.serving.data_file import parse_json
+from tokentwin.serving.deployments.hf_config import spec_from_hf_config
+from tokentwin.serving.deployments.model_catalogue import find_model, models
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.errors import UserError
 
 _SMALL = {
     "vocab_size": 1024,

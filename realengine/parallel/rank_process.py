@@ -9,13 +9,13 @@ from collections import deque
 from datetime import timedelta
 from multiprocessing.connection import Connection
 
-from realengine.host_tier import Copy
-from realengine.models.weights import ModelFiles
-from realengine.parallel.tensor_parallel import DistributedGroup
-from realengine.runner import ModelRunner
-from realengine.step import Launched
-from serving.deployments.config import Deployment
-from serving.errors import UserError
+from tokentwin.realengine.host_tier import Copy
+from tokentwin.realengine.models.weights import ModelFiles
+from tokentwin.realengine.parallel.tensor_parallel import DistributedGroup
+from tokentwin.realengine.runner import ModelRunner
+from tokentwin.realengine.step import Launched
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
 
 PATIENCE_S = 120.0  # a rank that does not answer for longer counts as dead
 ENDING_S = 30.0  # time that ranks may take to end by themselves; on a busy machine they take seconds

@@ -16,20 +16,20 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from realengine.devices.device import LOOK_EVERY_S, Pending
-from realengine.devices.machine import require_devices
-from realengine.devices.memory import KvBudget
-from realengine.host_tier import Copy
-from realengine.models.weights import ModelFiles
-from realengine.parallel.rank_process import ENDING_S, PATIENCE_S, join_group, leave_group, serve
-from realengine.parallel.tensor_parallel import DistributedGroup
-from realengine.runner import ModelRunner
-from realengine.step import Launched
-from realengine.step_input import StepInput
-from realengine.undisturbed import ctrl_c_delayed
-from serving.deployments.config import Deployment
-from serving.errors import UserError
-from serving.python_process import without_main
+from tokentwin.realengine.devices.device import LOOK_EVERY_S, Pending
+from tokentwin.realengine.devices.machine import require_devices
+from tokentwin.realengine.devices.memory import KvBudget
+from tokentwin.realengine.host_tier import Copy
+from tokentwin.realengine.models.weights import ModelFiles
+from tokentwin.realengine.parallel.rank_process import ENDING_S, PATIENCE_S, join_group, leave_group, serve
+from tokentwin.realengine.parallel.tensor_parallel import DistributedGroup
+from tokentwin.realengine.runner import ModelRunner
+from tokentwin.realengine.step import Launched
+from tokentwin.realengine.step_input import StepInput
+from tokentwin.realengine.undisturbed import ctrl_c_delayed
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.python_process import without_main
 
 _ON_EVERY_RANK = (
     "allocate", "keep_in_host", "warm_up", "dummy_step", "graph_mixed_steps", "time_steps", "time_operations",

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from threading import Condition, Thread
 from typing import Any, NamedTuple
 
-from serving.workload import WorkloadRequest
+from tokentwin.serving.workload import WorkloadRequest
 
 
 class About(NamedTuple):

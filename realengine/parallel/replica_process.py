@@ -14,9 +14,9 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
-from realengine.parallel.replica_pipe import Inbox
-from serving.errors import UserError
-from serving.python_process import without_main
+from tokentwin.realengine.parallel.replica_pipe import Inbox
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.python_process import without_main
 
 _ENDING_S = 5.0  # time that a process may take to end by itself
 

@@ -7,17 +7,17 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from realengine.devices.machine import describe
-from realengine.engine import Engine
-from realengine.loop import drive
-from realengine.models.weights import ModelFiles
-from realengine.parallel.replica_pipe import About, Arrival, End, HangUp, Inbox, Ran, Ready, Report
-from realengine.parallel.replica_process import ReplicaProcess
-from realengine.replay import FLUSH_NS, RequestsAtEngine, canary
-from realengine.run_recorder import RunRecorder
-from realengine.step import Step
-from realengine.undisturbed import no_cycle_search
-from serving.deployments.config import Deployment
+from tokentwin.realengine.devices.machine import describe
+from tokentwin.realengine.engine import Engine
+from tokentwin.realengine.loop import drive
+from tokentwin.realengine.models.weights import ModelFiles
+from tokentwin.realengine.parallel.replica_pipe import About, Arrival, End, HangUp, Inbox, Ran, Ready, Report
+from tokentwin.realengine.parallel.replica_process import ReplicaProcess
+from tokentwin.realengine.replay import FLUSH_NS, RequestsAtEngine, canary
+from tokentwin.realengine.run_recorder import RunRecorder
+from tokentwin.realengine.step import Step
+from tokentwin.realengine.undisturbed import no_cycle_search
+from tokentwin.serving.deployments.config import Deployment
 
 
 def start_replica(
@@ -83,7 +83,7 @@ class _Served:
 
 
 class _SentRequests:
-    """The requests that the parent sends, as the `realengine.loop.Clientele` of the engine's loop."""
+    """The requests that the parent sends, as the `tokentwin.realengine.loop.Clientele` of the engine's loop."""
 
     busy = True
 

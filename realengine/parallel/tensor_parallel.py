@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from realengine.devices.device import OpTimes
-from realengine.models.linear import FP8_BLOCK, StoredWeight, each_tensor
-from serving.deployments.model_spec import ModelSpec
-from serving.errors import UserError
+from tokentwin.realengine.devices.device import OpTimes
+from tokentwin.realengine.models.linear import FP8_BLOCK, StoredWeight, each_tensor
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.errors import UserError
 
 COLLECTIVES = frozenset({"all_reduce", "all_gather"})  # operations, as `OpTimes` calls them
 

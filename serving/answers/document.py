@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-from serving.answers.report import Report
-from serving.data_file import with_present_names
-from serving.deployments.config import parse
-from serving.errors import UserError
-from serving.metrics import metric
+from tokentwin.serving.answers.report import Report
+from tokentwin.serving.data_file import with_present_names
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.metrics import metric
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -98,13 +98,13 @@ class Answer:
         return self.to_arrow(table).to_pandas()
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[RenderableType]:
-        from serving.answers.terminal import on_terminal
+        from tokentwin.serving.answers.terminal import on_terminal
 
         yield from on_terminal(self.report(), options.max_width)
 
     def _repr_html_(self) -> str:
         """Return the report as HTML for notebooks."""
-        from serving.answers.terminal import Terminal, print_report
+        from tokentwin.serving.answers.terminal import Terminal, print_report
 
         console = Terminal(record=True, file=io.StringIO(), width=_NOTEBOOK_COLUMNS, force_jupyter=False)
         print_report(self.report(), console)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from serving.answers.report import Line, Report, Table
+from tokentwin.serving.answers.report import Line, Report, Table
 
 _LINES = {"headline": "**{}**", "title": "### {}", "warning": "> {}", "command": "```\n{}\n```"}
 

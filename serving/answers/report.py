@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from serving.answers.figures import (
+from tokentwin.serving.answers.figures import (
     NOTHING,
     shown_band,
     shown_change,
@@ -20,7 +20,7 @@ from serving.answers.figures import (
     shown_share,
     shown_usd,
 )
-from serving.metrics import METRICS, metric
+from tokentwin.serving.metrics import METRICS, metric
 
 
 class Form(NamedTuple):

@@ -16,9 +16,9 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from serving.answers.report import BAND, Column, Line, Report, Table
-from serving.errors import without_controls
-from serving.metrics import METRICS
+from tokentwin.serving.answers.report import BAND, Column, Line, Report, Table
+from tokentwin.serving.errors import without_controls
+from tokentwin.serving.metrics import METRICS
 
 _STYLES = {"text": "", "headline": "bold", "title": "italic", "note": "dim", "warning": "yellow", "command": "cyan"}
 _MARKED = "yellow"

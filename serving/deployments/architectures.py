@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from serving.deployments.constant_states import (
+from tokentwin.serving.deployments.constant_states import (
     BOTH,
     FULL,
     LAYERS,
@@ -23,7 +23,7 @@ from serving.deployments.constant_states import (
     state_space,
     states,
 )
-from serving.errors import UserError
+from tokentwin.serving.errors import UserError
 
 _GATED, _PLAIN = 3, 2  # matrices of an MLP with and without a gate
 _SPELLINGS = {  # other names of a field, as older or rarer architectures write it

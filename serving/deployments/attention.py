@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from serving.settings import Settings
+from tokentwin.serving.settings import Settings
 
 SPARSE, HEAVY = 4, 128  # number of tokens that one entry compresses
 BLOCK_SIZE = 256  # tokens of a KV block in vLLM: a whole number of entries of either kind

@@ -15,17 +15,17 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from serving.data_file import read_mapping
-from serving.deployments.engines import EngineName, check_engine
-from serving.deployments.fleet import FleetConfig, PoolConfig
-from serving.deployments.inter_node import InterNodeConfig
-from serving.deployments.kv_tiers import KvTiersConfig
-from serving.deployments.lora import LoraConfig
-from serving.deployments.multimodal import MultimodalConfig, encoder_settings
-from serving.errors import UserError
-from serving.settings import TerseSettings, remedy
-from serving.speculative import SpeculativeConfig
-from serving.user_code.plugins import located
+from tokentwin.serving.data_file import read_mapping
+from tokentwin.serving.deployments.engines import EngineName, check_engine
+from tokentwin.serving.deployments.fleet import FleetConfig, PoolConfig
+from tokentwin.serving.deployments.inter_node import InterNodeConfig
+from tokentwin.serving.deployments.kv_tiers import KvTiersConfig
+from tokentwin.serving.deployments.lora import LoraConfig
+from tokentwin.serving.deployments.multimodal import MultimodalConfig, encoder_settings
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.settings import TerseSettings, remedy
+from tokentwin.serving.speculative import SpeculativeConfig
+from tokentwin.serving.user_code.plugins import located
 
 Model = TypeVar("Model", bound=BaseModel)
 _NO_TEXT = re.compile("[\ud800-\udfff]")  # lone surrogates

@@ -6,10 +6,10 @@ only of models with latent attention, vLLM-Ascend and SGLang also of others.
 
 from __future__ import annotations
 
-from serving.deployments.attention import CompressedAttention
-from serving.deployments.config import Deployment
-from serving.deployments.model_spec import ModelSpec
-from serving.errors import UserError
+from tokentwin.serving.deployments.attention import CompressedAttention
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.errors import UserError
 
 
 def devices_with_same_kv(model: ModelSpec, tp: int) -> int:

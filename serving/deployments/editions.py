@@ -10,7 +10,7 @@ import re
 from functools import cache
 from typing import NamedTuple
 
-from serving.errors import UserError
+from tokentwin.serving.errors import UserError
 
 _PLAIN = (
     r"instruct|chat|base|it|hf|thinking|reasoning|preview|pt|dynamic|static|block|quantized|qat|dq|mtp|1m|128k|compressed-tensors"

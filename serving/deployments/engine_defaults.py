@@ -15,12 +15,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Any
 
-from serving.deployments.config import Deployment
-from serving.deployments.engines import BLOCK_SIZE, EngineName
-from serving.deployments.gpu_spec import GpuSpec
-from serving.deployments.kv_capacity import kv_capacity
-from serving.deployments.kv_layout import most_held, with_kv_groups
-from serving.deployments.model_catalogue import find_model, pooling_model
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.engines import BLOCK_SIZE, EngineName
+from tokentwin.serving.deployments.gpu_spec import GpuSpec
+from tokentwin.serving.deployments.kv_capacity import kv_capacity
+from tokentwin.serving.deployments.kv_layout import most_held, with_kv_groups
+from tokentwin.serving.deployments.model_catalogue import find_model, pooling_model
 
 _VLLM = "0.33"  # the release that is assumed if none is stated
 _GIB = 1024**3

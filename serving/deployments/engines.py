@@ -9,8 +9,8 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from serving.deployments.config import Deployment
-    from serving.deployments.gpu_spec import GpuSpec
+    from tokentwin.serving.deployments.config import Deployment
+    from tokentwin.serving.deployments.gpu_spec import GpuSpec
 
 
 ENGINES = ("vllm", "sglang", "trtllm")

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_serializer, field_validator, model_validator
 
-from serving.settings import TerseSettings
-from serving.user_code.plugins import located
+from tokentwin.serving.settings import TerseSettings
+from tokentwin.serving.user_code.plugins import located
 
 
 class _Settings(TerseSettings, allow_inf_nan=False):

@@ -14,10 +14,10 @@ from typing import Any
 
 from pydantic import Field
 
-from serving.data_file import bundled, read_yaml
-from serving.deployments.config import parse
-from serving.errors import UserError
-from serving.settings import Settings
+from tokentwin.serving.data_file import bundled, read_yaml
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.settings import Settings
 
 _OF_NO_MATTER = re.compile(
     r"nvidia|amd|intel|google|instinct|tesla|geforce|sxm\d?|oam|ac|hbm\d?e?|nvl\d+|gpu|generation|blackwell|edition"

@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from serving.deployments.architectures import read
-from serving.deployments.attention import HEAVY, SPARSE, CompressedAttention, LatentAttention, LinearAttention
-from serving.deployments.config import parse
-from serving.deployments.model_spec import ModelSpec, RopeScaling
-from serving.deployments.weight_types import checkpoint_fields, kept_layers, kept_modules
-from serving.errors import UserError
+from tokentwin.serving.deployments.architectures import read
+from tokentwin.serving.deployments.attention import HEAVY, SPARSE, CompressedAttention, LatentAttention, LinearAttention
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.deployments.model_spec import ModelSpec, RopeScaling
+from tokentwin.serving.deployments.weight_types import checkpoint_fields, kept_layers, kept_modules
+from tokentwin.serving.errors import UserError
 
 FAMILIES = {
     "LlamaForCausalLM": "llama",

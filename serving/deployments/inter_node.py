@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from serving.errors import UserError
-from serving.settings import Settings
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.settings import Settings
 
 if TYPE_CHECKING:
-    from serving.deployments.config import Deployment
+    from tokentwin.serving.deployments.config import Deployment
 
 
 LinkName = Literal[

@@ -2,8 +2,8 @@
 
 vLLM loads the weights, runs one step of maximum size, and measures how much of its memory (`gpu_memory_utilization`) is
 left for KV. Here the size of the weights is exact. The activations of the step are estimated from the shapes of the
-model, so the number of blocks has an interval. The terms are those of `realengine.devices.memory`, which measures them
-on a real engine.
+model, so the number of blocks has an interval. The terms are those of `tokentwin.realengine.devices.memory`, which
+measures them on a real engine.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from serving.answers.figures import shown_gib
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import GpuSpec
-from serving.deployments.kv_layout import kv_groups, layers_of_a_group, most_held, page_bytes, with_states
-from serving.deployments.lora import slot_elements
-from serving.deployments.model_catalogue import find_model
-from serving.deployments.model_spec import ModelSpec, draft_module, module_deployment, stage_models
-from serving.deployments.multimodal import find_tower
-from serving.deployments.weight_types import (
+from tokentwin.serving.answers.figures import shown_gib
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import GpuSpec
+from tokentwin.serving.deployments.kv_layout import kv_groups, layers_of_a_group, most_held, page_bytes, with_states
+from tokentwin.serving.deployments.lora import slot_elements
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.deployments.model_spec import ModelSpec, draft_module, module_deployment, stage_models
+from tokentwin.serving.deployments.multimodal import find_tower
+from tokentwin.serving.deployments.weight_types import (
     DTYPE_BYTES,
     check_format,
     check_heads,
@@ -27,7 +27,7 @@ from serving.deployments.weight_types import (
     stored,
     weights_dtype,
 )
-from serving.errors import UserError
+from tokentwin.serving.errors import UserError
 
 LEAST_BLOCKS = 2  # the null block and one more
 UTILIZATION = 0.9  # default of most vLLM releases; 0.92 in the latest

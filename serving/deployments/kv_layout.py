@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from serving.deployments.attention import BLOCK_SIZE, CompressedAttention
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.context_parallel import check_context
-from serving.deployments.model_catalogue import find_model
-from serving.deployments.model_spec import ModelSpec
-from serving.deployments.weight_types import DTYPE_BYTES
-from serving.errors import UserError
-from serving.kv.blocks import blocks_for
+from tokentwin.serving.deployments.attention import BLOCK_SIZE, CompressedAttention
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.context_parallel import check_context
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.deployments.weight_types import DTYPE_BYTES
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.kv.blocks import blocks_for
 
 # below this ratio of the numbers of layers of two kinds, vLLM pads the rarer kind instead of splitting the other
 _NEARLY_EVEN = 1.5

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from serving.settings import Settings
+from tokentwin.serving.settings import Settings
 
 
 class KvTier(Settings):

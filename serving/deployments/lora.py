@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from serving.errors import UserError
-from serving.settings import TerseSettings
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.settings import TerseSettings
 
 if TYPE_CHECKING:
-    from serving.deployments.model_spec import ModelSpec
+    from tokentwin.serving.deployments.model_spec import ModelSpec
 
 Module = Literal["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]  # vLLM's names: one GEMM each
 _WITH_VOCABULARY = ("llama", "qwen3")  # families whose embedding and head vLLM adapts, too

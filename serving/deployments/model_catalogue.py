@@ -9,13 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from serving.data_file import bundled, read_json_file
-from serving.deployments.editions import Stored, key, stored_by_name
-from serving.deployments.hf_config import spec_from_hf_config
-from serving.deployments.hub_cache import cached_config
-from serving.deployments.model_spec import ModelSpec
-from serving.deployments.weight_types import ATTENTION
-from serving.errors import UserError
+from tokentwin.serving.data_file import bundled, read_json_file
+from tokentwin.serving.deployments.editions import Stored, key, stored_by_name
+from tokentwin.serving.deployments.hf_config import spec_from_hf_config
+from tokentwin.serving.deployments.hub_cache import cached_config
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.deployments.weight_types import ATTENTION
+from tokentwin.serving.errors import UserError
 
 _CATALOGUE = Path(__file__).with_name("models.yaml")
 _NEAREST = 3  # number of names suggested for an unknown name

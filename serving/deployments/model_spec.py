@@ -16,10 +16,10 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from serving.deployments.attention import CompressedAttention, LatentAttention, LinearAttention
-from serving.deployments.config import Deployment
-from serving.errors import UserError
-from serving.settings import Settings
+from tokentwin.serving.deployments.attention import CompressedAttention, LatentAttention, LinearAttention
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.settings import Settings
 
 
 class RopeScaling(Settings):

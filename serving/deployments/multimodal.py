@@ -12,10 +12,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from serving.data_file import bundled
-from serving.deployments.editions import key
-from serving.errors import UserError
-from serving.settings import Settings
+from tokentwin.serving.data_file import bundled
+from tokentwin.serving.deployments.editions import key
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.settings import Settings
 
 _CATALOGUE = Path(__file__).with_name("towers.yaml")
 

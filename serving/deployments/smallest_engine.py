@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from serving.deployments.config import Deployment
-from serving.deployments.engine_defaults import with_engine_defaults
-from serving.deployments.gpu_spec import GpuSpec
-from serving.deployments.kv_capacity import kv_capacity
-from serving.deployments.kv_layout import with_kv_groups
-from serving.deployments.model_spec import ModelSpec
-from serving.errors import UserError
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.engine_defaults import with_engine_defaults
+from tokentwin.serving.deployments.gpu_spec import GpuSpec
+from tokentwin.serving.deployments.kv_capacity import kv_capacity
+from tokentwin.serving.deployments.kv_layout import with_kv_groups
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.errors import UserError
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64)
 

@@ -19,10 +19,10 @@ from fnmatch import translate
 from operator import eq
 from typing import Any, NamedTuple
 
-from serving.deployments.config import Deployment
-from serving.deployments.editions import check_edition
-from serving.deployments.model_spec import ModelSpec
-from serving.errors import UserError
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.editions import check_edition
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.errors import UserError
 
 DTYPE_BYTES = {
     "float32": 4.0,

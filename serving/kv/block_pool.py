@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from serving.decode_set import DecodeSet
-from serving.deployments.config import SchedulerConfig
-from serving.kv.block_runs import BlockTable, FreeQueue, Run, SessionQueue
-from serving.kv.blocks import NO_HIT, CacheObserver, Hit, blocks_for
-from serving.kv.content import Content, OwnContent, SegmentContent
-from serving.kv.prefix_tree import PrefixTree
-from serving.request import Request
-from serving.step_plan import by_admission
+from tokentwin.serving.decode_set import DecodeSet
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.kv.block_runs import BlockTable, FreeQueue, Run, SessionQueue
+from tokentwin.serving.kv.blocks import NO_HIT, CacheObserver, Hit, blocks_for
+from tokentwin.serving.kv.content import Content, OwnContent, SegmentContent
+from tokentwin.serving.kv.prefix_tree import PrefixTree
+from tokentwin.serving.request import Request
+from tokentwin.serving.step_plan import by_admission
 
 _NO_IDS: list[int] = []  # the ids of blocks without identities
 

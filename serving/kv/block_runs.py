@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from serving.workload import Name, Span
+from tokentwin.serving.workload import Name, Span
 
 # The place where a node begins: its parent node, the position of the token, and name and begin of the span there
 Branch = tuple["Node | None", int, Name, int]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from serving.decode_set import DecodeSet
-from serving.request import Request
+from tokentwin.serving.decode_set import DecodeSet
+from tokentwin.serving.request import Request
 
 
 class Hit(NamedTuple):

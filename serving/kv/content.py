@@ -11,9 +11,9 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
-from serving.deployments.config import SchedulerConfig
-from serving.request import Request
-from serving.workload import PRIVATE, Span
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.request import Request
+from tokentwin.serving.workload import PRIVATE, Span
 
 ROOT = b""
 

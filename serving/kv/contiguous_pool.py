@@ -8,10 +8,10 @@ are too short for the next request are external fragmentation. Such reservations
 
 from __future__ import annotations
 
-from serving.decode_set import DecodeSet
-from serving.deployments.config import SchedulerConfig
-from serving.kv.blocks import NO_HIT, Hit, KvBlocks, blocks_for
-from serving.request import Request
+from tokentwin.serving.decode_set import DecodeSet
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.kv.blocks import NO_HIT, Hit, KvBlocks, blocks_for
+from tokentwin.serving.request import Request
 
 
 class ContiguousPool:

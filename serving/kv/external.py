@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
-from serving.deployments.config import SchedulerConfig
-from serving.errors import UserError
-from serving.kv.blocks import Hit, KvBlocks, blocks_for
-from serving.request import Request, Status
-from serving.scheduler import Scheduler, WaitingQueue
-from serving.step_plan import StepPlan
-from serving.workload import WorkloadRequest
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.kv.blocks import Hit, KvBlocks, blocks_for
+from tokentwin.serving.request import Request, Status
+from tokentwin.serving.scheduler import Scheduler, WaitingQueue
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import WorkloadRequest
 
 
 class ExternalKv(Protocol):

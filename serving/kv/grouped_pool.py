@@ -11,17 +11,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
-from serving.decode_set import DecodeSet
-from serving.deployments.config import SchedulerConfig
-from serving.deployments.kv_layout import most_sliding_tokens
-from serving.errors import UserError
-from serving.kv.block_pool import BlockPool
-from serving.kv.block_runs import BlockTable, Run
-from serving.kv.blocks import NO_HIT, CacheObserver, Hit, KvBlocks, blocks_for
-from serving.kv.content import Content
-from serving.kv.prefix_tree import PrefixTree
-from serving.request import Request
-from serving.step_plan import by_admission
+from tokentwin.serving.decode_set import DecodeSet
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.deployments.kv_layout import most_sliding_tokens
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.kv.block_pool import BlockPool
+from tokentwin.serving.kv.block_runs import BlockTable, Run
+from tokentwin.serving.kv.blocks import NO_HIT, CacheObserver, Hit, KvBlocks, blocks_for
+from tokentwin.serving.kv.content import Content
+from tokentwin.serving.kv.prefix_tree import PrefixTree
+from tokentwin.serving.request import Request
+from tokentwin.serving.step_plan import by_admission
 
 _NULL = 0
 

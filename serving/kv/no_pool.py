@@ -5,10 +5,10 @@ vLLM gives the layers of such a model no KV cache, so memory never makes a reque
 
 from __future__ import annotations
 
-from serving.deployments.config import SchedulerConfig
-from serving.kv.blocks import Hit
-from serving.kv.contiguous_pool import ContiguousPool
-from serving.request import Request
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.kv.blocks import Hit
+from tokentwin.serving.kv.contiguous_pool import ContiguousPool
+from tokentwin.serving.request import Request
 
 
 class NoPool(ContiguousPool):

@@ -10,11 +10,11 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Sequence
 
-from serving.kv.block_runs import BlockTable, Branch, Node, Run
-from serving.kv.blocks import CacheObserver
-from serving.kv.content import Spans
-from serving.request import Request
-from serving.workload import Name, Span
+from tokentwin.serving.kv.block_runs import BlockTable, Branch, Node, Run
+from tokentwin.serving.kv.blocks import CacheObserver
+from tokentwin.serving.kv.content import Spans
+from tokentwin.serving.request import Request
+from tokentwin.serving.workload import Name, Span
 
 
 class PrefixTree:

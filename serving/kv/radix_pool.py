@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
-from serving.decode_set import DecodeSet
-from serving.deployments.config import SchedulerConfig
-from serving.kv.blocks import NO_HIT, Hit
-from serving.kv.content import Spans
-from serving.kv.radix_tree import RadixNode, RadixTree
-from serving.request import Request
-from serving.step_plan import by_admission
+from tokentwin.serving.decode_set import DecodeSet
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.kv.blocks import NO_HIT, Hit
+from tokentwin.serving.kv.content import Spans
+from tokentwin.serving.kv.radix_tree import RadixNode, RadixTree
+from tokentwin.serving.request import Request
+from tokentwin.serving.step_plan import by_admission
 
 
 class RadixPool:

@@ -4,8 +4,8 @@ A node is a part of a sequence, in tokens, and equal prefixes share their nodes.
 its middle is split there. As in SGLang's `UnifiedTreeCore`, a match marks its whole path as used, the end first, and a
 split marks the rest of the node as used. Only leaves without locks can be evicted.
 
-Tokens are compared as in `serving.kv.content`: they are equal if they have the same position in spans with the same
-name. So a node needs no token of its own, only the spans of the sequence that made it.
+Tokens are compared as in `tokentwin.serving.kv.content`: they are equal if they have the same position in spans with
+the same name. So a node needs no token of its own, only the spans of the sequence that made it.
 
 With a `lookahead` of 1, a token is equal only if the one after it is equal, too, as for drafts from the target's hidden
 states (EAGLE): the KV of a draft's layer depends on both. SGLang calls these pairs bigrams.
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 
-from serving.workload import Name, Span
+from tokentwin.serving.workload import Name, Span
 
 _DEEPEST = 1 << 20  # more than the number of nodes on a path
 

@@ -15,14 +15,14 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
 
-from serving.decode_set import DecodeSet
-from serving.deployments.config import SchedulerConfig
-from serving.kv.block_runs import BlockTable, Node, Run
-from serving.kv.blocks import Hit, blocks_for
-from serving.kv.content import Content
-from serving.kv.grouped_pool import GroupedPool
-from serving.kv.prefix_tree import PrefixTree
-from serving.request import Request
+from tokentwin.serving.decode_set import DecodeSet
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.kv.block_runs import BlockTable, Node, Run
+from tokentwin.serving.kv.blocks import Hit, blocks_for
+from tokentwin.serving.kv.content import Content
+from tokentwin.serving.kv.grouped_pool import GroupedPool
+from tokentwin.serving.kv.prefix_tree import PrefixTree
+from tokentwin.serving.request import Request
 
 # A state depends on no token before the last one that it includes, which is how a window of two tokens keeps blocks.
 _WINDOW = 2

@@ -10,12 +10,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
-from serving.deployments.config import SchedulerConfig
-from serving.deployments.kv_tiers import KvTiersConfig
-from serving.errors import UserError
-from serving.kv.content import Content, block_keys
-from serving.request import Request
-from serving.step_plan import StepPlan
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.deployments.kv_tiers import KvTiersConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.kv.content import Content, block_keys
+from tokentwin.serving.request import Request
+from tokentwin.serving.step_plan import StepPlan
 
 
 class TieredCache:
@@ -96,7 +96,7 @@ class TieredBlocks:
         return self.cache.tier(key) is not None
 
     def matched(self, request: Request, cached: int) -> int:
-        """Return how many tokens can be loaded, as `serving.kv.external.ExternalKv` defines it."""
+        """Return how many tokens can be loaded, as `tokentwin.serving.kv.external.ExternalKv` defines it."""
         if request.preemptions and not self._swaps:
             return 0
         most = (request.known - 1) // self.block_size

@@ -8,10 +8,10 @@ from __future__ import annotations
 from bisect import insort
 from functools import cached_property
 
-from serving.errors import UserError
-from serving.request import Request
-from serving.speculative import Acceptance, Coins, SpeculativeConfig
-from serving.step_plan import StepPlan
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.request import Request
+from tokentwin.serving.speculative import Acceptance, Coins, SpeculativeConfig
+from tokentwin.serving.step_plan import StepPlan
 
 
 class Drafts:

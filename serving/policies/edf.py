@@ -6,8 +6,8 @@ serves requests that are already late before requests that could still be in tim
 
 from __future__ import annotations
 
-from serving.policies.ranked import RankedScheduler
-from serving.request import Request
+from tokentwin.serving.policies.ranked import RankedScheduler
+from tokentwin.serving.request import Request
 
 
 class EdfScheduler(RankedScheduler):

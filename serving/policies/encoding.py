@@ -6,10 +6,10 @@ step. What a step encodes has a budget of its own. Where an item does not fit, t
 
 from __future__ import annotations
 
-from serving.deployments.config import SchedulerConfig
-from serving.encoder_cache import Content, EncoderCache, content_of
-from serving.request import Request
-from serving.step_plan import StepPlan
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.encoder_cache import Content, EncoderCache, content_of
+from tokentwin.serving.request import Request
+from tokentwin.serving.step_plan import StepPlan
 
 
 class Encoding:

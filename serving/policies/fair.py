@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop
 from typing import Any
 
-from serving.deployments.config import SchedulerConfig
-from serving.policies.vllm import VllmScheduler
-from serving.request import Request
-from serving.scheduler import WaitingQueue
-from serving.step_plan import StepPlan
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.policies.vllm import VllmScheduler
+from tokentwin.serving.request import Request
+from tokentwin.serving.scheduler import WaitingQueue
+from tokentwin.serving.step_plan import StepPlan
 
 
 class ServiceCounters:

@@ -7,9 +7,9 @@ then lacks KV blocks continues in a step with decodes, because there the rules o
 
 from __future__ import annotations
 
-from serving.policies.vllm import VllmScheduler
-from serving.request import Request
-from serving.step_plan import StepPlan, by_admission
+from tokentwin.serving.policies.vllm import VllmScheduler
+from tokentwin.serving.request import Request
+from tokentwin.serving.step_plan import StepPlan, by_admission
 
 
 class PrefillFirstScheduler(VllmScheduler):

@@ -8,8 +8,8 @@ number is smaller by d > 0 and it arrives at most d * `ageing_s` seconds later.
 
 from __future__ import annotations
 
-from serving.policies.ranked import RankedScheduler
-from serving.request import Request
+from tokentwin.serving.policies.ranked import RankedScheduler
+from tokentwin.serving.request import Request
 
 
 class PriorityAgeingScheduler(RankedScheduler):

@@ -12,10 +12,10 @@ from abc import ABC, abstractmethod
 from numbers import Real
 from typing import Any
 
-from serving.deployments.config import SchedulerConfig
-from serving.policies.vllm import VllmScheduler
-from serving.request import Request, Status
-from serving.scheduler import OrderedQueue, WaitingQueue
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.policies.vllm import VllmScheduler
+from tokentwin.serving.request import Request, Status
+from tokentwin.serving.scheduler import OrderedQueue, WaitingQueue
 
 Rank = tuple[float, int, int, int]
 

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from mypy_extensions import mypyc_attr
 
-from serving.deployments.config import SchedulerConfig
-from serving.deployments.kv_layout import most_held
-from serving.errors import UserError
-from serving.kv.block_pool import BlockPool, StatePool
-from serving.kv.blocks import Hit, KvBlocks, blocks_for
-from serving.kv.content import Content, segment_content
-from serving.kv.contiguous_pool import ContiguousPool
-from serving.kv.external import ExternalKv, KvLoading
-from serving.kv.grouped_pool import GroupedPool
-from serving.kv.no_pool import NoPool
-from serving.kv.state_pool import AlignedStatePool
-from serving.policies.drafts import Drafts
-from serving.policies.encoding import Encoding
-from serving.request import Request, Status
-from serving.scheduler import FcfsQueue, OrderedQueue, WaitingQueue, by_priority
-from serving.workload import WorkloadRequest
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.deployments.kv_layout import most_held
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.kv.block_pool import BlockPool, StatePool
+from tokentwin.serving.kv.blocks import Hit, KvBlocks, blocks_for
+from tokentwin.serving.kv.content import Content, segment_content
+from tokentwin.serving.kv.contiguous_pool import ContiguousPool
+from tokentwin.serving.kv.external import ExternalKv, KvLoading
+from tokentwin.serving.kv.grouped_pool import GroupedPool
+from tokentwin.serving.kv.no_pool import NoPool
+from tokentwin.serving.kv.state_pool import AlignedStatePool
+from tokentwin.serving.policies.drafts import Drafts
+from tokentwin.serving.policies.encoding import Encoding
+from tokentwin.serving.request import Request, Status
+from tokentwin.serving.scheduler import FcfsQueue, OrderedQueue, WaitingQueue, by_priority
+from tokentwin.serving.workload import WorkloadRequest
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

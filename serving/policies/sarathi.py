@@ -8,8 +8,8 @@ chunks is not the budget of the step, and no decoding request is ever preempted 
 
 from __future__ import annotations
 
-from serving.policies.vllm import VllmScheduler, by_decodes_first
-from serving.request import Request
+from tokentwin.serving.policies.vllm import VllmScheduler, by_decodes_first
+from tokentwin.serving.request import Request
 
 
 class SarathiScheduler(VllmScheduler):

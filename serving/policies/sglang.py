@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from serving.deployments.config import SchedulerConfig
-from serving.policies.sglang_outline import SglangOutline
-from serving.policies.sglang_scheduler import SglangScheduler
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.policies.sglang_outline import SglangOutline
+from tokentwin.serving.policies.sglang_scheduler import SglangScheduler
 
 
 def is_exact(config: SchedulerConfig) -> bool:

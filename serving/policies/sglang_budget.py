@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from enum import Enum
 
-from serving.deployments.config import SchedulerConfig
-from serving.kv.radix_pool import RadixPool
-from serving.kv.radix_tree import RadixNode
-from serving.request import Request
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.kv.radix_pool import RadixPool
+from tokentwin.serving.kv.radix_tree import RadixNode
+from tokentwin.serving.request import Request
 
 # SGLang's defaults of environment variables
 _INIT_RATIO, _MIN_FACTOR, _DECAY_STEPS = 0.7, 0.14, 600  # SGLANG_INIT_NEW_TOKEN_RATIO and its relatives

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from serving.deployments.config import SchedulerConfig
-from serving.errors import UserError
-from serving.policies.prefill_first import PrefillFirstScheduler
-from serving.request import Request
-from serving.step_plan import StepPlan
-from serving.workload import WorkloadRequest
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.policies.prefill_first import PrefillFirstScheduler
+from tokentwin.serving.request import Request
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import WorkloadRequest
 
 
 class SglangOutline(PrefillFirstScheduler):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from serving.policies.sglang_budget import PrefillBudget, output_estimate
-from serving.request import Request
+from tokentwin.serving.policies.sglang_budget import PrefillBudget, output_estimate
+from tokentwin.serving.request import Request
 
 
 class PriorityPreemption:

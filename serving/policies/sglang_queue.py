@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from random import Random
 
-from serving.deployments.config import SchedulerConfig
-from serving.kv.radix_pool import RadixPool
-from serving.request import Request
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.kv.radix_pool import RadixPool
+from tokentwin.serving.request import Request
 
 _MOST_MATCHED = 128  # longer queues are not matched with the cache
 _REFRESH_INTERVAL = 32  # queues that are not matched keep their cached prefixes in use once in so many passes

@@ -15,20 +15,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable
 
-from serving.decode_set import DecodeSet
-from serving.deployments.config import SchedulerConfig
-from serving.errors import UserError
-from serving.kv.content import Content, SegmentContent
-from serving.kv.external import ExternalKv
-from serving.kv.radix_pool import RadixPool
-from serving.policies.drafts import Drafts
-from serving.policies.residents import Residents
-from serving.policies.sglang_budget import Admission, NewTokenRatio, PrefillBudget, Verdict
-from serving.policies.sglang_preemption import PriorityPreemption
-from serving.policies.sglang_queue import SglangQueue
-from serving.request import Request, Status
-from serving.step_plan import Row, StepPlan, by_admission
-from serving.workload import WorkloadRequest
+from tokentwin.serving.decode_set import DecodeSet
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.kv.content import Content, SegmentContent
+from tokentwin.serving.kv.external import ExternalKv
+from tokentwin.serving.kv.radix_pool import RadixPool
+from tokentwin.serving.policies.drafts import Drafts
+from tokentwin.serving.policies.residents import Residents
+from tokentwin.serving.policies.sglang_budget import Admission, NewTokenRatio, PrefillBudget, Verdict
+from tokentwin.serving.policies.sglang_preemption import PriorityPreemption
+from tokentwin.serving.policies.sglang_queue import SglangQueue
+from tokentwin.serving.request import Request, Status
+from tokentwin.serving.step_plan import Row, StepPlan, by_admission
+from tokentwin.serving.workload import WorkloadRequest
 
 _RETRACT_STEPS = 20  # SGLANG_RETRACT_DECODE_STEPS: decode steps that a retraction makes room for
 _RECEIVES = 1000  # weight of a step with prompts on the way to `scheduler_recv_interval`; a decode step weighs 1

@@ -2,14 +2,14 @@
 
 On one server this order has the smallest mean waiting time of all orders (Smith 1956), but long jobs starve while short
 jobs keep coming. With `sjf_error` 0 the policy is clairvoyant: no server knows true lengths. Otherwise it reads the
-predictions of `serving.predictions`.
+predictions of `tokentwin.serving.predictions`.
 """
 
 from __future__ import annotations
 
-from serving.policies.ranked import RankedScheduler
-from serving.predictions import predicted_tokens
-from serving.request import Request
+from tokentwin.serving.policies.ranked import RankedScheduler
+from tokentwin.serving.predictions import predicted_tokens
+from tokentwin.serving.request import Request
 
 
 class SjfScheduler(RankedScheduler):

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from serving.deployments.config import SchedulerConfig
-from serving.policies.prefill_first import PrefillFirstScheduler, decodes
-from serving.request import Request, Status
-from serving.step_plan import Padding, StepPlan
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.policies.prefill_first import PrefillFirstScheduler, decodes
+from tokentwin.serving.request import Request, Status
+from tokentwin.serving.step_plan import Padding, StepPlan
 
 _MS = 1_000_000
 

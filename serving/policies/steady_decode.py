@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from serving.deployments.config import SchedulerConfig
-from serving.kv.grouped_pool import GroupedPool
-from serving.request import Request
-from serving.step_plan import StepPlan, by_admission
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.kv.grouped_pool import GroupedPool
+from tokentwin.serving.request import Request
+from tokentwin.serving.step_plan import StepPlan, by_admission
 
 if TYPE_CHECKING:
-    from serving.policies.vllm import VllmScheduler
+    from tokentwin.serving.policies.vllm import VllmScheduler
 
 
 class SteadyDecode:

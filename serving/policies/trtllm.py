@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from serving.deployments.config import SchedulerConfig
-from serving.kv.blocks import Hit
-from serving.policies.vllm import VllmScheduler
-from serving.request import Request
-from serving.step_plan import StepPlan
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.kv.blocks import Hit
+from tokentwin.serving.policies.vllm import VllmScheduler
+from tokentwin.serving.request import Request
+from tokentwin.serving.step_plan import StepPlan
 
 
 class TrtllmScheduler(VllmScheduler):

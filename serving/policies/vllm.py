@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, ClassVar
 
 from mypy_extensions import mypyc_attr
 
-from serving.decode_set import DecodeSet
-from serving.deployments.config import SchedulerConfig
-from serving.errors import UserError
-from serving.kv.blocks import NO_HIT, Hit
-from serving.kv.content import Content
-from serving.kv.external import KvLoading
-from serving.policies.residents import Residents
-from serving.policies.steady_decode import SteadyDecode
-from serving.request import Request, Status
-from serving.step_plan import Row, StepPlan, by_admission
+from tokentwin.serving.decode_set import DecodeSet
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.kv.blocks import NO_HIT, Hit
+from tokentwin.serving.kv.content import Content
+from tokentwin.serving.kv.external import KvLoading
+from tokentwin.serving.policies.residents import Residents
+from tokentwin.serving.policies.steady_decode import SteadyDecode
+from tokentwin.serving.request import Request, Status
+from tokentwin.serving.step_plan import Row, StepPlan, by_admission
 
 if TYPE_CHECKING:
-    from serving.policies.fair import ServiceCounters
+    from tokentwin.serving.policies.fair import ServiceCounters
 
 # vLLM's rules can livelock: requests of equal priority and arrival can take each other's blocks in turn, and start over
 # before they have sampled a token. This number of preemptions without a sampled token counts as a livelock.

@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 from zlib import crc32
 
-from serving.deployments.config import SchedulerConfig
-from serving.kv.blocks import blocks_for
-from serving.request import Request, Status
-from serving.scheduler import Scheduler
-from serving.step_plan import StepAmounts, StepPlan, amounts_of
-from serving.workload import PRIVATE, REQUEST_FIELDS, WorkloadRequest, as_it_is, what_changed
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.kv.blocks import blocks_for
+from tokentwin.serving.request import Request, Status
+from tokentwin.serving.scheduler import Scheduler
+from tokentwin.serving.step_plan import StepAmounts, StepPlan, amounts_of
+from tokentwin.serving.workload import PRIVATE, REQUEST_FIELDS, WorkloadRequest, as_it_is, what_changed
 
 _COUNTED = 4  # mean number of requests per step whose KV is recounted
 _BITS = 1 << 20

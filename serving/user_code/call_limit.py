@@ -16,7 +16,7 @@ from threading import Thread, get_ident
 from time import monotonic, sleep
 from typing import Any, NoReturn
 
-from serving.errors import UserError, raised
+from tokentwin.serving.errors import UserError, raised
 
 CALL_LIMIT_S = 10.0
 _LONGER = 6  # an import or a constructor, which may read much, has a limit that is longer by this factor

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, cast
 
-from serving.contract import Contract
-from serving.deployments.config import SchedulerConfig
-from serving.errors import UserError, shown
-from serving.kv.external import ExternalKv
-from serving.predictions import predicted_tokens
-from serving.request import Request
-from serving.scheduler import POLICIES, Scheduler
-from serving.step_plan import StepPlan
-from serving.user_code.audit import Audit
-from serving.user_code.call_limit import Fault, limited
-from serving.workload import WorkloadRequest, as_it_is
+from tokentwin.serving.contract import Contract
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.errors import UserError, shown
+from tokentwin.serving.kv.external import ExternalKv
+from tokentwin.serving.predictions import predicted_tokens
+from tokentwin.serving.request import Request
+from tokentwin.serving.scheduler import POLICIES, Scheduler
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.user_code.audit import Audit
+from tokentwin.serving.user_code.call_limit import Fault, limited
+from tokentwin.serving.workload import WorkloadRequest, as_it_is
 
 _PARTS = ("config", "requests", "running", "waiting", "decodes", "pool")
 _MOST_EMPTY_PLANS = 10_000  # maximum number of consecutive plans that preempt requests and run nothing

@@ -18,12 +18,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from serving.cost_model import decode_plans
-from serving.deployments.config import Deployment
-from serving.errors import UserError, shown
-from serving.step_plan import AGGREGATES, StepAmounts, StepPlan, amounts_of
-from serving.user_code.call_limit import Fault, limited
-from serving.user_code.plugins import find_object, make
+from tokentwin.serving.cost_model import decode_plans
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError, shown
+from tokentwin.serving.step_plan import AGGREGATES, StepAmounts, StepPlan, amounts_of
+from tokentwin.serving.user_code.call_limit import Fault, limited
+from tokentwin.serving.user_code.plugins import find_object, make
 
 _FIELD = "cost model"
 _MOST_NS = 10**18  # 31 years

@@ -23,8 +23,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from serving.errors import UserError, shown
-from serving.user_code.call_limit import Fault, limited_longer, own_code
+from tokentwin.serving.errors import UserError, shown
+from tokentwin.serving.user_code.call_limit import Fault, limited_longer, own_code
 
 _USERS = "user_module_"  # prefix of the names of modules that are loaded from a user's file
 
@@ -94,7 +94,9 @@ def find_object(kind: str, name: str, known: dict[str, str]) -> Any:
         if isinstance(error, FileNotFoundError):
             remedy = f"the file {error.filename or place} does not exist"
         elif isinstance(error, ModuleNotFoundError):
-            remedy = f"the module {error.name!r} cannot be imported; give its file, as in path/to/file.py:{class_name}"
+            ours = find_spec(f"tokentwin.{(error.name or '').partition('.')[0]}")
+            instead = f"import {ours.name}" if ours else f"give its file, as in path/to/file.py:{class_name}"
+            remedy = f"the module {error.name!r} cannot be imported; {instead}"
         else:
             remedy = f"cannot be imported: {fault.what.removeprefix('raised ')}"
         raise UserError(kind, name, remedy) from None

@@ -1,7 +1,7 @@
 """A check of a user's code in a process of its own, which is ended after a time limit, whatever the code does.
 
-The process is `python -m sim.checks.apart FILE TASK ARGUMENTS`. It runs the function TASK (`module:function`) with
-ARGUMENTS, which are JSON, and pickles what it returns, or the UserError that it raises, to FILE.
+The process is `python -m tokentwin.sim.checks.apart FILE TASK ARGUMENTS`. It runs the function TASK (`module:function`)
+with ARGUMENTS, which are JSON, and pickles what it returns, or the UserError that it raises, to FILE.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from tempfile import TemporaryDirectory
 from time import sleep
 from typing import Any
 
-from serving.errors import UserError
-from serving.python_process import module_command, module_environment
-from serving.user_code.call_limit import GRACE_S, Fault, lasting_threads, watch
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.python_process import module_command, module_environment
+from tokentwin.serving.user_code.call_limit import GRACE_S, Fault, lasting_threads, watch
 
 
 def run_apart(task: str, limit_s: float, *arguments: Any) -> Any:
     """Return what `task` returns. Raises the UserError that it raises, and `Fault` if it hangs."""
     with TemporaryDirectory(prefix="tokentwin-") as folder:
         answer = Path(folder, "answer")
-        command = module_command("sim.checks.apart", str(answer), task, json.dumps(arguments))
+        command = module_command("tokentwin.sim.checks.apart", str(answer), task, json.dumps(arguments))
         try:
             subprocess.run(command, env=module_environment(), timeout=limit_s, check=False)
         except subprocess.TimeoutExpired:
@@ -54,6 +54,8 @@ def main(answer: Path, task: str, arguments: str) -> None:
         tell(Fault(f"starts threads that do not end: {threads}") if threads else result)
     except UserError as error:
         tell(error)
+    except KeyboardInterrupt:
+        os._exit(130)
     sys.stdout.flush()
     os._exit(0)
 

@@ -14,14 +14,14 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from serving.policies.drafts import Drafts
-from serving.request import Request
-from serving.speculative import Acceptance
-from serving.step_plan import StepPlan
-from serving.workload import WorkloadRequest
-from sim.checks.oracle_recording import OracleRecording, RecordedConnector, read_oracle_recording
-from sim.cluster import Cluster
-from sim.run_log import TableSink
+from tokentwin.serving.policies.drafts import Drafts
+from tokentwin.serving.request import Request
+from tokentwin.serving.speculative import Acceptance
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.sim.checks.oracle_recording import OracleRecording, RecordedConnector, read_oracle_recording
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,16 @@ from typing import Any
 
 from simpy.events import ProcessGenerator
 
-from serving.cost_model import TokenCost
-from serving.data_file import parse_json
-from serving.deployments.config import Deployment, SchedulerConfig, parse
-from serving.errors import UserError
-from serving.request import Request
-from serving.step_plan import StepPlan
-from serving.workload import Item, Workload, WorkloadRequest, shares_prefixes
-from sim.clock import TRANSFER_ENDS, VirtualClock
-from sim.replica import Replica
-from traces.formats.rows import read_head
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.data_file import parse_json
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig, parse
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.request import Request
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import Item, Workload, WorkloadRequest, shares_prefixes
+from tokentwin.sim.clock import TRANSFER_ENDS, VirtualClock
+from tokentwin.sim.replica import Replica
+from tokentwin.traces.formats.rows import read_head
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Outside:
 
 
 class RecordedConnector:
-    """The `serving.kv.external.ExternalKv` of `replica`, which offers the KV of `outside`.
+    """The `tokentwin.serving.kv.external.ExternalKv` of `replica`, which offers the KV of `outside`.
 
     It writes to `hits`, by request id, how many tokens were cached or loaded at the first admission.
     """

@@ -12,19 +12,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from serving.contract import Breach
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.fleet import AdmissionConfig, FleetConfig, Patience
-from serving.errors import UserError
-from serving.scheduler import POLICIES, find_policy
-from serving.user_code.call_limit import CALL_LIMIT_S, Fault
-from serving.user_code.own_contract import contract_with
-from serving.workload import Workload, WorkloadRequest, shares_prefixes
-from sim.checks.apart import run_apart
-from sim.checks.requests import MS, requests, talks
-from sim.cluster import Cluster
-from sim.run_log import TableSink
+from tokentwin.serving.contract import Breach
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.fleet import AdmissionConfig, FleetConfig, Patience
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.scheduler import POLICIES, find_policy
+from tokentwin.serving.user_code.call_limit import CALL_LIMIT_S, Fault
+from tokentwin.serving.user_code.own_contract import contract_with
+from tokentwin.serving.workload import Workload, WorkloadRequest, shares_prefixes
+from tokentwin.sim.checks.apart import run_apart
+from tokentwin.sim.checks.requests import MS, requests, talks
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
 
 RULES = {
     "budget": "steps stay within the deployment's limits of tokens and sequences",

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from serving.workload import Segment, WorkloadRequest
+from tokentwin.serving.workload import Segment, WorkloadRequest
 
 MS = 1_000_000
 

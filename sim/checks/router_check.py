@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig, parse
-from serving.deployments.fleet import FleetConfig
-from serving.user_code.call_limit import CALL_LIMIT_S, Fault
-from serving.workload import Workload, WorkloadRequest, shares_prefixes
-from sim.checks.apart import run_apart
-from sim.checks.requests import MS, requests, talks
-from sim.cluster import Cluster
-from sim.router import ROUTERS, ReplicaSet, RouterBreach, find_router
-from sim.run_log import TableSink
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig, parse
+from tokentwin.serving.deployments.fleet import FleetConfig
+from tokentwin.serving.user_code.call_limit import CALL_LIMIT_S, Fault
+from tokentwin.serving.workload import Workload, WorkloadRequest, shares_prefixes
+from tokentwin.sim.checks.apart import run_apart
+from tokentwin.sim.checks.requests import MS, requests, talks
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.router import ROUTERS, ReplicaSet, RouterBreach, find_router
+from tokentwin.sim.run_log import TableSink
 
 RULES = {
     "choice": "every choice is a replica that takes requests",

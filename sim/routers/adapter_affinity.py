@@ -5,8 +5,8 @@ So a replica loads few adapters, and few requests wait for a slot. The hashing i
 
 from __future__ import annotations
 
-from serving.workload import WorkloadRequest
-from sim.routers.prefix_affinity import PrefixAffinity
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.sim.routers.prefix_affinity import PrefixAffinity
 
 
 class AdapterAffinity(PrefixAffinity):

@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from hashlib import blake2b
 
-from sim.replica import Replica
-from sim.router import ReplicaSet
+from tokentwin.sim.replica import Replica
+from tokentwin.sim.router import ReplicaSet
 
 _POINTS = 64  # points of each replica on the ring; shares of the ring differ by about 1 / sqrt(64)
 

@@ -5,9 +5,9 @@ Queued and running requests both count: a router that counts only the queued one
 
 from __future__ import annotations
 
-from serving.workload import WorkloadRequest
-from sim.replica import Replica
-from sim.router import ReplicaSet
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.sim.replica import Replica
+from tokentwin.sim.router import ReplicaSet
 
 
 class LeastOutstandingRequests:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from random import Random
 
-from serving.workload import WorkloadRequest
-from sim.replica import Replica
-from sim.router import ReplicaSet
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.sim.replica import Replica
+from tokentwin.sim.router import ReplicaSet
 
 
 class PowerOfTwoChoices:

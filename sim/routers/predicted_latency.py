@@ -9,10 +9,10 @@ the same choices. A choice looks at all replicas.
 
 from __future__ import annotations
 
-from serving.workload import WorkloadRequest
-from sim.replica import Replica
-from sim.router import ReplicaSet
-from sim.routers.least import outstanding_requests
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.sim.replica import Replica
+from tokentwin.sim.router import ReplicaSet
+from tokentwin.sim.routers.least import outstanding_requests
 
 _FEWEST = 50  # ended requests before which the replica with the fewest requests is chosen
 _FORGETTING = 0.999  # weight of the previous request relative to the last one

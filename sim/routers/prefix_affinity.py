@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from math import ceil
 
-from serving.errors import UserError
-from serving.workload import PRIVATE, WorkloadRequest
-from sim.replica import Replica
-from sim.router import ReplicaSet
-from sim.routers.hash_ring import HashRing
-from sim.routers.least import outstanding_requests
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import PRIVATE, WorkloadRequest
+from tokentwin.sim.replica import Replica
+from tokentwin.sim.router import ReplicaSet
+from tokentwin.sim.routers.hash_ring import HashRing
+from tokentwin.sim.routers.least import outstanding_requests
 
 
 class PrefixAffinity:

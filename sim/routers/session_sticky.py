@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from serving.workload import WorkloadRequest
-from sim.replica import Replica
-from sim.router import ReplicaSet
-from sim.routers.hash_ring import HashRing
-from sim.routers.least import outstanding_requests
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.sim.replica import Replica
+from tokentwin.sim.router import ReplicaSet
+from tokentwin.sim.routers.hash_ring import HashRing
+from tokentwin.sim.routers.least import outstanding_requests
 
 
 class SessionSticky:

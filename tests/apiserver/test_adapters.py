@@ -3,10 +3,10 @@
 import pyarrow.parquet as pq
 import pytest
 
-from apiserver.settings import ServeSettings
-from serving.errors import UserError
 from tests.apiserver.served import serving
 from tests.apiserver.test_live_metrics import families
+from tokentwin.apiserver.settings import ServeSettings
+from tokentwin.serving.errors import UserError
 
 DEPLOYMENT = "model: Llama-3.1-8B\ndevice: cuda\ngpu_memory_utilization: 0.9\nlora: {max_loras: 1}\n"
 
@@ -38,10 +38,10 @@ def test_the_real_engine_answers_with_the_adapter_that_is_asked_for(tmp_path):
     """The oracle is transformers with the adapter merged into its weights; without --lora-modules all are served."""
     pytest.importorskip("torch", reason="the engine extra is not installed")
     pytest.importorskip("transformers", reason="transformers is the oracle here; install the dev extra")
-    from realengine.tokenizer import Tokenizer
     from tests.realengine.peft_folders import save_adapter
     from tests.realengine.tiny_chat_model import save_chat_model
     from tests.realengine.tiny_models import greedy
+    from tokentwin.realengine.tokenizer import Tokenizer
 
     model, folder = tmp_path / "model", tmp_path / "adapters"
     judges = {str(model): save_chat_model(model)}

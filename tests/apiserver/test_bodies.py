@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from apiserver.filler import PlainTexts
-from apiserver.openai_api import bodies
-from apiserver.openai_api.api import refusals
-from apiserver.openai_api.bodies import Bodies
-from apiserver.openai_api.connection import listen
-from apiserver.openai_api.embeddings import EmbeddingRequest
-from apiserver.openai_api.prompt_length import PromptLength
-from apiserver.openai_api.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from apiserver.openai_api.refusal import Refusal
 from tests.budget import examples
+from tokentwin.apiserver.filler import PlainTexts
+from tokentwin.apiserver.openai_api import bodies
+from tokentwin.apiserver.openai_api.api import refusals
+from tokentwin.apiserver.openai_api.bodies import Bodies
+from tokentwin.apiserver.openai_api.connection import listen
+from tokentwin.apiserver.openai_api.embeddings import EmbeddingRequest
+from tokentwin.apiserver.openai_api.prompt_length import PromptLength
+from tokentwin.apiserver.openai_api.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from tokentwin.apiserver.openai_api.refusal import Refusal
 
 MANY = 5000
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
@@ -149,7 +149,7 @@ class Counted(PlainTexts):
 def test_tokens_are_those_of_the_whole_text(text: str, most: int, keeps: Any, first: int) -> None:
     texts = PlainTexts(1000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("apiserver.openai_api.prompt_length._FIRST", first)
+        patch.setattr("tokentwin.apiserver.openai_api.prompt_length._FIRST", first)
         whole = texts.encode(text)
         try:
             tokens = PromptLength(most, keeps).tokens(texts, text, False, "prompt")

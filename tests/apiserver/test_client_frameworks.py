@@ -171,8 +171,8 @@ def test_a_framework_gets_what_it_asks_for(server: Server, package: str, tmp_pat
 @needs_vllm
 @pytest.mark.parametrize(("backend", "path"), [("openai", "/v1/completions"), ("openai-chat", "/v1/chat/completions")])
 def test_vllms_own_benchmark_completes_every_request(server: Server, backend: str, path: str, tmp_path: Path) -> None:
-    from planning.home import home
-    from realengine.models.smollm2 import fetch
+    from tokentwin.planning.home import home
+    from tokentwin.realengine.models.smollm2 import fetch
 
     lengths = ("--random-input-len", 32, "--random-output-len", 8, "--num-prompts", 20)
     command = [PYTHON, "-c", VLLM_BENCH_SERVE, "--backend", backend, "--endpoint", path]

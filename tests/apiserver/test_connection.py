@@ -5,7 +5,7 @@ import json
 
 from aiohttp import web
 
-from apiserver.openai_api.connection import listen
+from tokentwin.apiserver.openai_api.connection import listen
 
 PATIENCE_S = 0.3
 

@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BUILDAH = shutil.which("buildah")
-MODULES = "import llguidance, tokenizers, serving.compiled_core as core"
+MODULES = "import llguidance, tokenizers, tokentwin.serving.compiled_core as core"
 pytestmark = pytest.mark.deep  # it installs all dependencies twice
 
 
@@ -64,6 +64,26 @@ def test_buildah_makes_an_image_whose_user_has_a_compiled_core(tmp_path: Path) -
         buildah("rmi", image)
 
 
+def beside_a_project_of_the_same_names(venv: Path, project: Path) -> None:
+    """Use the installed package in a project whose folders have the names of ours."""
+    (places,) = venv.glob("lib/*/site-packages")
+    (distribution,) = places.glob("tokentwin-*.dist-info")
+    files = (distribution / "RECORD").read_text().splitlines()
+    assert {file.partition("/")[0] for file in files} == {"tokentwin", distribution.name, ".."}  # .. is bin/tokentwin
+    for package in (ROOT / "tokentwin").iterdir():
+        if package.is_symlink():
+            (project / package.name).mkdir(parents=True)
+            (project / package.name / "__init__.py").write_text("MINE = True\n")
+    (project / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,100,10\n1,100,10\n")
+    (project / "mine.py").write_text(
+        "import sim, traces, serving, tokentwin\n"
+        "tokentwin.simulate('trace.csv', gpu='H100', out='run')\n"
+        "print(sim.MINE, traces.MINE, serving.MINE, len(tokentwin.read_recording('run').requests))\n"
+    )
+    assert run("python mine.py", venv, project).split() == ["True", "True", "True", "2"]
+    run("python -m tokentwin export run --to csv -o out && tokentwin diagnose run --gpu H100", venv, project)
+
+
 @pytest.mark.timeout(1200)
 def test_the_steps_of_the_image_make_a_server_with_a_compiled_core(tmp_path: Path) -> None:
     build, final = re.split(r"^FROM .*$", (ROOT / "deploy/Containerfile").read_text(), flags=re.MULTILINE)[1:]
@@ -74,6 +94,7 @@ def test_the_steps_of_the_image_make_a_server_with_a_compiled_core(tmp_path: Pat
         for command in steps_of(stage):
             run(command.replace("/wheel", str(wheel)).replace("/src", str(source)), venv, source)
     assert run(f'python -c "{MODULES}; print(core.CORE)"', tmp_path / "final", tmp_path).strip() == "compiled core"
+    beside_a_project_of_the_same_names(tmp_path / "final", tmp_path / "project")
     entry, arguments = (
         json.loads(re.search(rf"^{word} (.*)$", final, re.MULTILINE)[1]) for word in ("ENTRYPOINT", "CMD")
     )

@@ -9,7 +9,7 @@ from shutil import which
 import pytest
 import yaml
 
-from apiserver.families import OF_THE_SERVER, of_an_engine
+from tokentwin.apiserver.families import OF_THE_SERVER, of_an_engine
 from tokentwin.commands.serve import serve
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

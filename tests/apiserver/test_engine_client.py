@@ -6,8 +6,8 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-from apiserver.engine_client import EngineClient
-from apiserver.messages import About, Reply, encode
+from tokentwin.apiserver.engine_client import EngineClient
+from tokentwin.apiserver.messages import About, Reply, encode
 
 
 def test_an_answer_that_nobody_waits_for_any_more_does_not_end_the_listening(tmp_path: Path) -> None:

@@ -15,14 +15,14 @@ import msgspec
 import pytest
 import zmq
 
-from apiserver.failures import Accidents, ServedFailures
-from apiserver.kv_cache_events.block_hash import BlockHash
-from planning.priced_scenario import price_scenario
-from serving.deployments.config import Deployment
-from sim.cluster import Cluster
-from sim.run_log import TableSink
 from tests.apiserver.served_command import free_ports, kv_batches, served
-from traces.recording import Recording
+from tokentwin.apiserver.failures import Accidents, ServedFailures
+from tokentwin.apiserver.kv_cache_events.block_hash import BlockHash
+from tokentwin.planning.priced_scenario import price_scenario
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.recording import Recording
 
 REFUSED, CUT, DEAD, SOUND = range(4)
 FAILURES = {

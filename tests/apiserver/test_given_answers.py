@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from apiserver.backends import tokenizer_folder
-from apiserver.openai_api.given_answers import read_answers
-from serving.errors import UserError
 from tests.apiserver.served import TWIN, serving
 from tests.realengine.tiny_chat_model import save_tokenizer
+from tokentwin.apiserver.backends import tokenizer_folder
+from tokentwin.apiserver.openai_api.given_answers import read_answers
+from tokentwin.serving.errors import UserError
 
 
 def test_clients_get_the_answers_of_the_file(tmp_path):

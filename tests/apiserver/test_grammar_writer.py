@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from apiserver.openai_api.grammar_writer import GrammarWriter, as_text
-from apiserver.openai_api.refusal import Refusal
-from realengine.grammar import json_grammar, regex_grammar
-from serving.errors import UserError
+from tokentwin.apiserver.openai_api.grammar_writer import GrammarWriter, as_text
+from tokentwin.apiserver.openai_api.refusal import Refusal
+from tokentwin.realengine.grammar import json_grammar, regex_grammar
+from tokentwin.serving.errors import UserError
 
 pytest.importorskip("llguidance")
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from serving.errors import UserError
-from serving.workload import WorkloadRequest
 from tests.apiserver.served import TWIN, serving
 from tests.tokentwin.test_full_disk import disk_of
-from traces.live_recording import LiveRecording, recover
-from traces.recording import Recording
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.traces.live_recording import LiveRecording, recover
+from tokentwin.traces.recording import Recording
 
 LONG = {"prompt": "Hello", "max_tokens": 4000, "ignore_eos": True, "stream": True}
 

@@ -1,6 +1,6 @@
 """Traces of requests are kept for the last requests alone, whether or not the others have ended."""
 
-from apiserver.journeys import Journeys
+from tokentwin.apiserver.journeys import Journeys
 
 
 def test_a_journey_that_nobody_can_ask_for_any_more_grows_no_longer() -> None:

@@ -11,16 +11,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from apiserver.kv_cache_events.block_hash import BlockHash
-from apiserver.kv_cache_events.events import KvEvents
-from apiserver.settings import KvEventSettings
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.request import Request
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.run_log import TableSink
 from tests.apiserver import vllm_kv_events as vllm
+from tokentwin.apiserver.kv_cache_events.block_hash import BlockHash
+from tokentwin.apiserver.kv_cache_events.events import KvEvents
+from tokentwin.apiserver.settings import KvEventSettings
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.request import Request
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
 
 RECORDED = json.loads(gzip.decompress(Path("tests/data/vllm/kv_events.json.gz").read_bytes()))
 
@@ -68,8 +68,8 @@ def test_batches_are_those_of_vllm(recorded: dict[str, Any]) -> None:
 def test_the_real_engine_publishes_what_its_twin_does(way: dict[str, Any]) -> None:
     """On the twin's clock; its answers are given, and its tokens are those that it computed with."""
     pytest.importorskip("torch", reason="the engine extra is not installed")
-    from realengine.engine import Engine
-    from realengine.models.weights import load_model_files
+    from tokentwin.realengine.engine import Engine
+    from tokentwin.realengine.models.weights import load_model_files
 
     config = SchedulerConfig(**vllm.config(way))
     engine = Engine(

@@ -5,18 +5,18 @@ from itertools import pairwise
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from apiserver.engine_messages import Admitted, StepEnd
-from apiserver.ledger import Ledger
-from apiserver.live_metrics import LiveMetrics, ReplicaNow
-from apiserver.messages import About, Add, Late
-from apiserver.twin import AnswerLengths, Twin
-from serving.deployments.config import Deployment, SchedulerConfig, parse
-from serving.deployments.fleet import FleetConfig
-from serving.deployments.lora import LoraConfig
-from serving.metrics import METRICS
-from serving.speculative import SpeculativeConfig
-from sim.live_cluster import LiveCluster
 from tests.sim.fleet_samples import COST, MS, ROOMY, S
+from tokentwin.apiserver.engine_messages import Admitted, StepEnd
+from tokentwin.apiserver.ledger import Ledger
+from tokentwin.apiserver.live_metrics import LiveMetrics, ReplicaNow
+from tokentwin.apiserver.messages import About, Add, Late
+from tokentwin.apiserver.twin import AnswerLengths, Twin
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig, parse
+from tokentwin.serving.deployments.fleet import FleetConfig
+from tokentwin.serving.deployments.lora import LoraConfig
+from tokentwin.serving.metrics import METRICS
+from tokentwin.serving.speculative import SpeculativeConfig
+from tokentwin.sim.live_cluster import LiveCluster
 
 LONGEST = 1024
 

@@ -10,24 +10,24 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apiserver.failures import Accidents, CutAnswers, ServedFailures
-from apiserver.ledger import Ledger
-from apiserver.messages import About, Add
-from apiserver.twin import AnswerLengths, Twin
-from serving.deployments.config import Deployment, SchedulerConfig, parse
-from serving.deployments.fleet import FleetConfig
-from serving.deployments.lora import LoraConfig
-from sim.cluster import Cluster
-from sim.live_cluster import LiveCluster
-from sim.run_log import _SERVED_ONLY as SERVED_ONLY
-from sim.run_log import TableSink
 from tests.budget import examples
 from tests.sim.fleet_samples import COST, MS, ROOMY, S
 from tests.sim.test_adapters import Adapted
 from tests.sim.test_fleet_properties import fleets
-from traces.live_recording import LiveRecording, recover
-from traces.recording import JOURNAL, Recording
-from traces.recording_writer import RecordingWriter
+from tokentwin.apiserver.failures import Accidents, CutAnswers, ServedFailures
+from tokentwin.apiserver.ledger import Ledger
+from tokentwin.apiserver.messages import About, Add
+from tokentwin.apiserver.twin import AnswerLengths, Twin
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig, parse
+from tokentwin.serving.deployments.fleet import FleetConfig
+from tokentwin.serving.deployments.lora import LoraConfig
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.live_cluster import LiveCluster
+from tokentwin.sim.run_log import _SERVED_ONLY as SERVED_ONLY
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.live_recording import LiveRecording, recover
+from tokentwin.traces.recording import JOURNAL, Recording
+from tokentwin.traces.recording_writer import RecordingWriter
 
 ABOUT = About("a-model", 600, [0], "", 1000, True, 16)
 FILLER = range(100, 612)

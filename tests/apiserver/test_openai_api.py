@@ -7,10 +7,10 @@ from time import monotonic
 
 import pytest
 
-from apiserver.messages import Add, Output
-from apiserver.openai_api.delivery import at_intervals
-from apiserver.twin import AnswerLengths
 from tests.apiserver.served import TWIN, serving
+from tokentwin.apiserver.messages import Add, Output
+from tokentwin.apiserver.openai_api.delivery import at_intervals
+from tokentwin.apiserver.twin import AnswerLengths
 
 WORDS = [{"role": "user", "content": "Hello"}]
 MORE = ("--enable-prompt-tokens-details",)

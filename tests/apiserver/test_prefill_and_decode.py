@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.apiserver.served_command import served
-from traces.recording import Recording
+from tokentwin.traces.recording import Recording
 
 TWIN = ("--twin", "--gpu", "H100", "--model", "Llama-3.1-8B")
 PROMPT = list(range(100, 700))

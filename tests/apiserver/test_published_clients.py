@@ -18,9 +18,9 @@ pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from tests.apiserver.served import TWIN, Server, serving
 from tests.realengine.tiny_chat_model import save_chat_model, save_tokenizer
-from traces.measured.formats import measured_format
-from traces.measured.run import MeasuredRun
-from traces.recording import Recording
+from tokentwin.traces.measured.formats import measured_format
+from tokentwin.traces.measured.run import MeasuredRun
+from tokentwin.traces.recording import Recording
 
 REQUESTS, STREAMS, TOKENS = 24, 4, 20
 TEXTS = [f"Hello number {at} " * 12 for at in range(REQUESTS)]

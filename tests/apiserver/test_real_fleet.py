@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import zmq
 
-from apiserver.engine_messages import Row
-from apiserver.exchange import Exchange
-from apiserver.ledger import Ledger
-from apiserver.live_metrics import LiveMetrics
-from apiserver.messages import About, Add, Output, Outputs, encode, read_answer
-from apiserver.real_fleet import RealFleet
-from realengine.parallel.replica_process import ReplicaProcess
-from serving.deployments.config import Deployment
-from serving.errors import UserError
-from sim.router import find_router
+from tokentwin.apiserver.engine_messages import Row
+from tokentwin.apiserver.exchange import Exchange
+from tokentwin.apiserver.ledger import Ledger
+from tokentwin.apiserver.live_metrics import LiveMetrics
+from tokentwin.apiserver.messages import About, Add, Output, Outputs, encode, read_answer
+from tokentwin.apiserver.real_fleet import RealFleet
+from tokentwin.realengine.parallel.replica_process import ReplicaProcess
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
+from tokentwin.sim.router import find_router
 
 ABOUT = About("m", 100, [], "", 50, False, 16, {"num_blocks": 4, "deployment": Deployment().model_dump_json()})
 REJECTED = {"tenant": "", "slo_class": "", "session": "", "turn": 0, "priority": 0, "prompt_tokens": 3}

@@ -8,15 +8,15 @@ import zmq
 
 pytest.importorskip("torch")
 
-from apiserver.ledger import Ledger
-from apiserver.live_metrics import LiveMetrics
-from apiserver.messages import Add
-from apiserver.real import serve_engine
-from apiserver.real_fleet import RealFleet
-from realengine.parallel.replica_process import ReplicaProcess
-from serving.deployments.config import Deployment, SchedulerConfig
-from sim.router import find_router
 from tests.apiserver.test_live_metrics import Rows, Scraped, Wire
+from tokentwin.apiserver.ledger import Ledger
+from tokentwin.apiserver.live_metrics import LiveMetrics
+from tokentwin.apiserver.messages import Add
+from tokentwin.apiserver.real import serve_engine
+from tokentwin.apiserver.real_fleet import RealFleet
+from tokentwin.realengine.parallel.replica_process import ReplicaProcess
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.sim.router import find_router
 
 pytestmark = pytest.mark.engine
 TIGHT = {"num_blocks": 24, "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256}

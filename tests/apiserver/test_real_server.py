@@ -14,13 +14,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from apiserver.kv_cache_events.block_hash import BlockHash  # noqa: E402
-from realengine.tokenizer import Tokenizer  # noqa: E402
 from tests.apiserver.served import Server, serving  # noqa: E402
 from tests.apiserver.served_command import free_ports, kv_batches  # noqa: E402
 from tests.apiserver.test_gateway import until  # noqa: E402
 from tests.realengine.test_structured_output import GIVES_UP  # noqa: E402
 from tests.realengine.tiny_chat_model import POSITIONS, save_chat_model  # noqa: E402
+from tokentwin.apiserver.kv_cache_events.block_hash import BlockHash  # noqa: E402
+from tokentwin.realengine.tokenizer import Tokenizer  # noqa: E402
 
 pytestmark = pytest.mark.engine
 MODEL = "tiny"

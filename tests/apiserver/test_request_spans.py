@@ -5,11 +5,11 @@ from time import monotonic_ns, time_ns
 
 import pytest
 
-from apiserver.ledger import Ledger
-from apiserver.live_metrics import LiveMetrics
-from apiserver.messages import Add, Delivered
-from apiserver.request_spans import PHASES, RequestSpans
 from tests.apiserver.collector import attributes, collector
+from tokentwin.apiserver.ledger import Ledger
+from tokentwin.apiserver.live_metrics import LiveMetrics
+from tokentwin.apiserver.messages import Add, Delivered
+from tokentwin.apiserver.request_spans import PHASES, RequestSpans
 
 MS = 1_000_000
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apiserver.run_clock import RunClock
+from tokentwin.apiserver.run_clock import RunClock
 
 MS = 1_000_000
 gaps = st.lists(st.tuples(st.integers(0, 900 * MS), st.integers(1, 900 * MS)), max_size=5)

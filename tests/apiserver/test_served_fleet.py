@@ -8,16 +8,16 @@ from socket import create_connection
 import pytest
 import yaml
 
-from apiserver.backends import tokenizer_folder
-from apiserver.failures import Accidents, CutAnswers, RefusedRequests, ServedFailures
-from apiserver.served_fleet import served_fleet
-from apiserver.settings import ServeSettings
-from apiserver.supervisor import _accept_connections, _bound, _ports_in_a_row
-from serving.deployments.config import Deployment
-from serving.deployments.fleet import Crash, FleetConfig
-from serving.errors import UserError
 from tests.apiserver.served_command import free_ports
 from tests.command import tokentwin
+from tokentwin.apiserver.backends import tokenizer_folder
+from tokentwin.apiserver.failures import Accidents, CutAnswers, RefusedRequests, ServedFailures
+from tokentwin.apiserver.served_fleet import served_fleet
+from tokentwin.apiserver.settings import ServeSettings
+from tokentwin.apiserver.supervisor import _accept_connections, _bound, _ports_in_a_row
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.fleet import Crash, FleetConfig
+from tokentwin.serving.errors import UserError
 
 TWIN = {"twin": True, "gpu": "H100"}
 POOLS = [{"name": "big", "replicas": 2}, {"name": "small", "replicas": 1}]
@@ -130,7 +130,7 @@ def test_events_of_a_cache_that_is_off_are_refused(engine: Sequence[str], tmp_pa
 def test_the_seed_of_hashes_is_where_vllm_finds_it(given: str, seed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[ServeSettings] = []
     monkeypatch.setenv("PYTHONHASHSEED", "42")
-    monkeypatch.setattr("apiserver.supervisor.serve", lambda settings, *more: served.append(settings))
+    monkeypatch.setattr("tokentwin.apiserver.supervisor.serve", lambda settings, *more: served.append(settings))
     assert tokentwin("serve", "--twin", "--gpu", "H100", "--kv-events", given).returncode == 0
     assert [settings.kv_events and settings.kv_events.hash_seed for settings in served] == [seed]
 

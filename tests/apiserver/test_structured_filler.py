@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip("llguidance")
 
-from apiserver.filler import PlainTexts
-from apiserver.structured_filler import StructuredFiller
-from realengine.grammar import grammar_of_rules, json_grammar, regex_grammar
-from serving.errors import UserError
+from tokentwin.apiserver.filler import PlainTexts
+from tokentwin.apiserver.structured_filler import StructuredFiller
+from tokentwin.realengine.grammar import grammar_of_rules, json_grammar, regex_grammar
+from tokentwin.serving.errors import UserError
 
 VOCABULARY = 32_000
 PERSON = {

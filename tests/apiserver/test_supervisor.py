@@ -3,11 +3,11 @@
 from multiprocessing import Pipe
 from pathlib import Path
 
-from apiserver.processes import Engine
-from apiserver.settings import ServeSettings
-from apiserver.supervisor import _Supervisor
-from serving.deployments.config import Deployment
-from traces.live_recording import Place
+from tokentwin.apiserver.processes import Engine
+from tokentwin.apiserver.settings import ServeSettings
+from tokentwin.apiserver.supervisor import _Supervisor
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.traces.live_recording import Place
 
 
 def test_a_model_that_still_loads_is_not_waited_for_once_the_server_is_to_end(tmp_path: Path) -> None:

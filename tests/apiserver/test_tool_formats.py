@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from apiserver.live_metrics import LiveMetrics
-from apiserver.messages import Asked
-from apiserver.openai_api.tool_formats import CallReader, format_of
-from apiserver.openai_api.tools import ChosenCalls
+from tokentwin.apiserver.live_metrics import LiveMetrics
+from tokentwin.apiserver.messages import Asked
+from tokentwin.apiserver.openai_api.tool_formats import CallReader, format_of
+from tokentwin.apiserver.openai_api.tools import ChosenCalls
 
 SCHEMAS = {
     "f": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}},

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from apiserver.openai_api.protocol import ChatRequest, CompletionRequest
 from tests.vllm.environment import PYTHON, environment, needs_vllm
+from tokentwin.apiserver.openai_api.protocol import ChatRequest, CompletionRequest
 
 
 def fields(names: str, value: Any) -> dict[str, Any]:

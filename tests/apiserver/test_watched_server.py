@@ -16,11 +16,11 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from apiserver.request_spans import PHASES
 from tests.apiserver.collector import attributes, collector
 from tests.apiserver.served import TWIN, serving
 from tests.apiserver.test_deploy import DEPLOY, needs_promtool
 from tests.apiserver.test_live_metrics import OURS, VLLM, Scraped, families
+from tokentwin.apiserver.request_spans import PHASES
 
 STREAMS = 12
 MODEL = "Llama-3.1-8B"

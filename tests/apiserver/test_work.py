@@ -14,14 +14,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from apiserver.messages import Add
-from apiserver.openai_api.json_pieces import PIECE, json_pieces
-from apiserver.openai_api.protocol import CompletionRequest
-from apiserver.openai_api.refusal import Refusal
-from apiserver.openai_api.work import BUDGET, check_work
 from tests.apiserver.served import TWIN, Server, serving
 from tests.apiserver.test_hostile import peak_mb
 from tests.budget import examples
+from tokentwin.apiserver.messages import Add
+from tokentwin.apiserver.openai_api.json_pieces import PIECE, json_pieces
+from tokentwin.apiserver.openai_api.protocol import CompletionRequest
+from tokentwin.apiserver.openai_api.refusal import Refusal
+from tokentwin.apiserver.openai_api.work import BUDGET, check_work
 
 MOST_S, MOST_MB = 1.0, 500
 LONG = 130_000  # tokens of a prompt

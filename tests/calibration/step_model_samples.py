@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from calibration.operations import Estimate, Operation, floor_ns
-from calibration.trust import TrustLevel
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.model_spec import ModelSpec
+from tokentwin.calibration.operations import Estimate, Operation, floor_ns
+from tokentwin.calibration.trust import TrustLevel
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.model_spec import ModelSpec
 
 LLAMA = ModelSpec(
     name="llama-8b",

@@ -7,15 +7,15 @@ with 64 GB. The constants were fitted to Llama; Qwen was held out.
 import pytest
 import yaml
 
-from calibration.adapter_fit import SPREAD, fitted_times
-from calibration.validation.external.schedule import schedule
-from planning.priced_scenario import price_scenario
-from serving.adapter_times import AdapterTimes
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
-from traces.synth import parse_spec, synthesise
+from tokentwin.calibration.adapter_fit import SPREAD, fitted_times
+from tokentwin.calibration.validation.external.schedule import schedule
+from tokentwin.planning.priced_scenario import price_scenario
+from tokentwin.serving.adapter_times import AdapterTimes
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.synth import parse_spec, synthesise
 
 LLAMA, QWEN = "Llama-3.1-8B", "Qwen2.5-7B"
 H100_64G = find_gpu("H100").model_copy(update={"memory_bytes_per_s": 2.0e12})

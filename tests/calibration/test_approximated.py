@@ -1,7 +1,7 @@
 """Models whose architecture is only approximated: their step times are extrapolated, and their interval is wider."""
 
-from calibration.steps.external_calibration import predicted_cost
-from serving.deployments.config import Deployment
+from tokentwin.calibration.steps.external_calibration import predicted_cost
+from tokentwin.serving.deployments.config import Deployment
 
 
 def test_it_says_so_and_is_wider() -> None:

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from calibration.steps.features import STEP_FEATURES
-from calibration.steps.fit import interval, linear, unseen_by
-from calibration.validation.bands import BAND_STATS, bands, run_metrics
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.workload import Workload, WorkloadRequest
+from tokentwin.calibration.steps.features import STEP_FEATURES
+from tokentwin.calibration.steps.fit import interval, linear, unseen_by
+from tokentwin.calibration.validation.bands import BAND_STATS, bands, run_metrics
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.workload import Workload, WorkloadRequest
 
 PRICES = np.array([5e6, 1e5, 10.0, 0.0, 2e4, 1.0, 1.0, 0.0, 1e4])
 
@@ -62,7 +62,7 @@ def test_a_band_holds_the_centre_and_opens_near_saturation() -> None:
     def relative_width(rate_per_s: float) -> float:
         rng = np.random.default_rng(3)
         arrivals = np.cumsum(rng.exponential(1e9 / rate_per_s, 400)).astype(int).tolist()
-        workload = Workload([WorkloadRequest(i, t, (("", 64),), 20) for i, t in enumerate(arrivals)], False)
+        workload = Workload([WorkloadRequest(i, t, (("", 64),), 20) for i, t in enumerate(arrivals)])
         runs = [
             run_metrics(workload, deployment, TokenCost(round(5e6 * f), round(2e5 * f), 0)) for f in (1, 0.95, 1.05)
         ]

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from calibration.acceptance import with_acceptance, with_drafts
-from calibration.steps.features import (
+from tokentwin.calibration.acceptance import with_acceptance, with_drafts
+from tokentwin.calibration.steps.features import (
     DRAFTING,
     FEATURES,
     MeasuredSteps,
@@ -22,24 +22,24 @@ from calibration.steps.features import (
     feature_names,
     step_features,
 )
-from calibration.steps.fit import fit, predict
-from calibration.steps.step_cost import Calibration, StepCost
-from planning.costs import priced
-from planning.resolution import base_deployment
-from serving.cost_model import padded
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.errors import UserError
-from serving.scheduler import find_policy
-from serving.speculative import SpeculativeConfig
-from serving.step_plan import StepPlan
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.run_log import TableSink
+from tokentwin.calibration.steps.fit import fit, predict
+from tokentwin.calibration.steps.step_cost import Calibration, StepCost
 from tokentwin.cli import cli
-from traces.formats.trace_file import write_workload
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
-from traces.synth import parse_spec, synthesise
+from tokentwin.planning.costs import priced
+from tokentwin.planning.resolution import base_deployment
+from tokentwin.serving.cost_model import padded
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.scheduler import find_policy
+from tokentwin.serving.speculative import SpeculativeConfig
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.formats.trace_file import write_workload
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
+from tokentwin.traces.synth import parse_spec, synthesise
 
 PRICES_NS = np.array([30e6, 2e6, 5e3, 1e6, 1e6, 100, 50, 0, 2e5, 3e6, 4e5, 5e6, 1e5, 2e4, 200])
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 2}

@@ -9,19 +9,25 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from calibration.operations import StepSizes
-from calibration.steps.design import Pace, designed_workloads
-from calibration.steps.features import CPU_FEATURES, STEP_FEATURES, TOKEN_FEATURES, MeasuredSteps, feature_rows
-from calibration.steps.fit import fit, predict, residuals
-from calibration.steps.observed import ObservedPrices
-from calibration.steps.step_cost import Calibration, StepCost
-from serving.cost_model import padded
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.errors import UserError
-from serving.step_plan import StepPlan
-from sim.cluster import Cluster
-from sim.run_log import TableSink
-from traces.schema import arrow_schema
+from tokentwin.calibration.operations import StepSizes
+from tokentwin.calibration.steps.design import Pace, designed_workloads
+from tokentwin.calibration.steps.features import (
+    CPU_FEATURES,
+    STEP_FEATURES,
+    TOKEN_FEATURES,
+    MeasuredSteps,
+    feature_rows,
+)
+from tokentwin.calibration.steps.fit import fit, predict, residuals
+from tokentwin.calibration.steps.observed import ObservedPrices
+from tokentwin.calibration.steps.step_cost import Calibration, StepCost
+from tokentwin.serving.cost_model import padded
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.schema import arrow_schema
 
 CONFIG = SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=128, max_model_len=512, num_blocks=400)
 PACE = Pace(40_000_000, 1_000_000)
@@ -41,12 +47,12 @@ class KnownCost:
         return int(factor * sum(p * a for p, a in zip(prices, amounts, strict=True)))
 
     def cpu_ns(self, plan: StepPlan) -> int:
-        from calibration.steps.features import cpu_features
+        from tokentwin.calibration.steps.features import cpu_features
 
         return self._priced(CPU_NS, cpu_features(plan))
 
     def step_ns(self, plan: StepPlan) -> int:
-        from calibration.steps.features import step_features
+        from tokentwin.calibration.steps.features import step_features
 
         return self._priced(STEP_NS, step_features(plan, padded(plan.decode_rows)))
 
@@ -204,7 +210,7 @@ def test_residuals_by_regime_are_signed_relative_errors() -> None:
 
 def test_features_from_a_plan_equal_features_from_a_recording() -> None:
     """What is fitted and what is asked must be the same quantities."""
-    from calibration.steps.features import cpu_features, step_features
+    from tokentwin.calibration.steps.features import cpu_features, step_features
 
     asked: list[tuple[int, ...]] = []
 

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.kernels.collectives import COLLECTIVES, ClosedForm, Line, collectives_of
-from calibration.operations import Collective, Elementwise, StepSizes, floor_ns
-from calibration.step_operations import step_operations
-from calibration.steps.external_calibration import kernels
-from calibration.trust import TrustLevel
 from lab.kernels.aiconfigurator import Measured, measurements
 from lab.kernels.collective_fit import fit_form
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import find_gpu, gpus
-from serving.deployments.model_catalogue import find_model
+from tokentwin.calibration.kernels.collectives import COLLECTIVES, ClosedForm, Line, collectives_of
+from tokentwin.calibration.operations import Collective, Elementwise, StepSizes, floor_ns
+from tokentwin.calibration.step_operations import step_operations
+from tokentwin.calibration.steps.external_calibration import kernels
+from tokentwin.calibration.trust import TrustLevel
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import find_gpu, gpus
+from tokentwin.serving.deployments.model_catalogue import find_model
 
 TABLES = Path(__file__).parents[3] / "shared" / "data" / "aiconfigurator" / "kernel_tables"
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")

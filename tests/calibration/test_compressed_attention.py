@@ -12,22 +12,22 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.kernels.catalogue import load_kernels
-from calibration.operations import Gemm, Operation, StepSizes, floor_ns, uniform_step
-from calibration.step_operations import step_operations
-from serving.deployments.attention import CompressedAttention
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.hf_config import spec_from_hf_config
-from serving.deployments.kv_capacity import kv_capacity
-from serving.deployments.kv_layout import most_held, with_states
-from serving.deployments.model_catalogue import find_model
-from serving.deployments.model_spec import draft_module, stage_models
-from serving.deployments.weight_types import stored
-from serving.errors import UserError
-from serving.policies.vllm import VllmScheduler
-from serving.workload import WorkloadRequest
+from tokentwin.calibration.kernels.catalogue import load_kernels
+from tokentwin.calibration.operations import Gemm, Operation, StepSizes, floor_ns, uniform_step
+from tokentwin.calibration.step_operations import step_operations
 from tokentwin.cli import cli
+from tokentwin.serving.deployments.attention import CompressedAttention
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.hf_config import spec_from_hf_config
+from tokentwin.serving.deployments.kv_capacity import kv_capacity
+from tokentwin.serving.deployments.kv_layout import most_held, with_states
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.deployments.model_spec import draft_module, stage_models
+from tokentwin.serving.deployments.weight_types import stored
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.policies.vllm import VllmScheduler
+from tokentwin.serving.workload import WorkloadRequest
 
 FLASH = find_model("DeepSeek-V4-Flash")
 SMALL: dict[str, Any] = {

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.context_parallel import share_of_step
-from calibration.operations import StepSizes, uniform_step
-from calibration.steps.explanation import explain
-from calibration.steps.external_calibration import predicted_cost
-from serving.deployments.config import Deployment, parse
-from serving.deployments.engine_defaults import with_engine_defaults
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.kv_capacity import kv_capacity, stage_weight_bytes
-from serving.deployments.kv_layout import kv_tokens, with_states
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
-from serving.step_plan import StepPlan
+from tokentwin.calibration.context_parallel import share_of_step
+from tokentwin.calibration.operations import StepSizes, uniform_step
+from tokentwin.calibration.steps.explanation import explain
+from tokentwin.calibration.steps.external_calibration import predicted_cost
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.deployments.engine_defaults import with_engine_defaults
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.kv_capacity import kv_capacity, stage_weight_bytes
+from tokentwin.serving.deployments.kv_layout import kv_tokens, with_states
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.step_plan import StepPlan
 
 
 def engine(model: str, gpu: str, tp: int = 1, **more: Any) -> Deployment:

@@ -9,24 +9,24 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from calibration.steps.design import Pace, designed_workloads
-from calibration.steps.features import MeasuredSteps
-from calibration.steps.fit import fit
-from calibration.steps.step_cost import Calibration
-from calibration.validation.covalidation import covalidate
-from calibration.validation.decision_replay import replay_decisions
-from calibration.validation.report import load_report
-from serving.cost_model import CostModel
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.errors import UserError
-from serving.workload import Workload
-from sim.cluster import Cluster
 from tests.calibration.test_calibration import KnownCost
+from tokentwin.calibration.steps.design import Pace, designed_workloads
+from tokentwin.calibration.steps.features import MeasuredSteps
+from tokentwin.calibration.steps.fit import fit
+from tokentwin.calibration.steps.step_cost import Calibration
+from tokentwin.calibration.validation.covalidation import covalidate
+from tokentwin.calibration.validation.decision_replay import replay_decisions
+from tokentwin.calibration.validation.report import load_report
 from tokentwin.commands.validate import validate
-from traces.recording import Recording
-from traces.recording_writer import RecordingWriter
-from traces.schema import arrow_schema
-from traces.synth import parse_spec, synthesise
+from tokentwin.serving.cost_model import CostModel
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload
+from tokentwin.sim.cluster import Cluster
+from tokentwin.traces.recording import Recording
+from tokentwin.traces.recording_writer import RecordingWriter
+from tokentwin.traces.schema import arrow_schema
+from tokentwin.traces.synth import parse_spec, synthesise
 
 DEPLOYMENT = Deployment(
     scheduler=SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=128, max_model_len=512, num_blocks=120)

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.kernels.cpu_roofline import BALANCES, CpuRoofline
-from calibration.operations import Gemm
-from calibration.steps.correction import Correction
-from calibration.steps.features import MeasuredSteps
-from calibration.steps.surface_fit import known_model, surfaces_for
-from calibration.steps.surfaces import CPU, Surfaces
-from calibration.trust import TrustLevel
-from serving.deployments.config import Deployment
 from tests.budget import examples
 from tests.calibration.test_surfaces import ADDED, FACTORS, SCHEDULER, measured
+from tokentwin.calibration.kernels.cpu_roofline import BALANCES, CpuRoofline
+from tokentwin.calibration.operations import Gemm
+from tokentwin.calibration.steps.correction import Correction
+from tokentwin.calibration.steps.features import MeasuredSteps
+from tokentwin.calibration.steps.surface_fit import known_model, surfaces_for
+from tokentwin.calibration.steps.surfaces import CPU, Surfaces
+from tokentwin.calibration.trust import TrustLevel
+from tokentwin.serving.deployments.config import Deployment
 
 SIDES = st.integers(1, 20_000)
 

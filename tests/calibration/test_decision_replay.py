@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.validation.decision_replay import GivenTimes, replay_decisions
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import simulate_to
 from tests.budget import examples
-from traces.recording import Recording
-from traces.synth import parse_spec, synthesise
+from tokentwin.calibration.validation.decision_replay import GivenTimes, replay_decisions
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import simulate_to
+from tokentwin.traces.recording import Recording
+from tokentwin.traces.synth import parse_spec, synthesise
 
 TIGHT = {"num_blocks": 60, "scheduler_reserve_full_isl": False}
 
@@ -73,9 +73,9 @@ def test_ends_are_where_the_next_plans_need_them() -> None:
 @pytest.mark.parametrize("more", [{}, TIGHT, {**TIGHT, "policy": "priority", "forget_withdrawn": True}])
 def test_an_overlapped_run_of_the_engine_is_reproduced(more: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the engine extra is not installed")
-    from realengine.engine import Engine
-    from realengine.models.weights import load_model_files
-    from realengine.replay import record
+    from tokentwin.realengine.engine import Engine
+    from tokentwin.realengine.models.weights import load_model_files
+    from tokentwin.realengine.replay import record
 
     deployment = Deployment(model="random:llama", dtype="float32", scheduler=config(async_scheduling=True, **more))
     engine = Engine(deployment, load_model_files("random:llama", Path()))
@@ -116,9 +116,9 @@ def chats(seed: int, gap_ms: float, requests: int = 24) -> Workload:
 @pytest.mark.parametrize("more", [{"num_blocks": 400}, TIGHT], ids=["roomy", "tight"])
 def test_real_chats_are_reproduced(overlapped: bool, gap_ms: float, more: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the engine extra is not installed")
-    from realengine.engine import Engine
-    from realengine.models.weights import load_model_files
-    from realengine.replay import record
+    from tokentwin.realengine.engine import Engine
+    from tokentwin.realengine.models.weights import load_model_files
+    from tokentwin.realengine.replay import record
 
     deployment = Deployment(
         model="random:llama", dtype="float32", scheduler=config(async_scheduling=overlapped, **more)

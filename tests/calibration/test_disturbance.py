@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from calibration.steps.step_cost import Calibration, StepCost
-from calibration.validation.disturbance import disturbance
-from planning.compare.runs import calm, recorded_side
-from planning.priced_scenario import PricedScenario
-from serving.deployments.config import Deployment
-from sim.cluster import Cluster
 from tests.planning.diagnosed_runs import arrivals, requests
 from tests.planning.sweep_samples import calibrated
-from traces.recording import Recording
-from traces.recording_writer import RecordingWriter
+from tokentwin.calibration.steps.step_cost import Calibration, StepCost
+from tokentwin.calibration.validation.disturbance import disturbance
+from tokentwin.planning.compare.runs import calm, recorded_side
+from tokentwin.planning.priced_scenario import PricedScenario
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.sim.cluster import Cluster
+from tokentwin.traces.recording import Recording
+from tokentwin.traces.recording_writer import RecordingWriter
 
 
 def recorded(

@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibration.operations import uniform_step
-from calibration.steps.evidence import NUMBERS, PLACE, Origin, Taught, own_origin
-from calibration.steps.explanation import explain
-from calibration.steps.external_calibration import blind, expected, predicted_cost
-from calibration.steps.measured_runs import MeasuredRuns
-from serving.deployments.config import Deployment, parse
-from serving.deployments.engine_defaults import with_engine_defaults
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.model_catalogue import find_model
+from tokentwin.calibration.operations import uniform_step
+from tokentwin.calibration.steps.evidence import NUMBERS, PLACE, Origin, Taught, own_origin
+from tokentwin.calibration.steps.explanation import explain
+from tokentwin.calibration.steps.external_calibration import blind, expected, predicted_cost
+from tokentwin.calibration.steps.measured_runs import MeasuredRuns
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.deployments.engine_defaults import with_engine_defaults
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.model_catalogue import find_model
 
 
 def deployment(model: str, gpu: str, tp: int = 1, **more: Any) -> Deployment:

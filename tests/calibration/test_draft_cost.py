@@ -6,29 +6,29 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from calibration.operations import DecodeAttention, Gemm, StepSizes, uniform_step
-from calibration.step_operations import step_operations
-from calibration.steps.correction import ADDED, FACTORS, Correction
-from calibration.steps.draft_cost import StatedDraft
-from calibration.steps.explanation import explain
-from calibration.steps.external_calibration import kernels
-from calibration.steps.features import CPU_FEATURES, STEP_FEATURES
-from calibration.steps.operation_cost import OperationCost
-from calibration.steps.step_cost import Calibration
-from planning.costs import priced
-from planning.plan.vllm_command import vllm_command
-from serving.decode_set import DecodeSet
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.kv_capacity import kv_capacity, weight_bytes
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
-from serving.request import Request
-from serving.speculative import Coins, SpeculativeConfig
-from serving.step_plan import Row, StepPlan
-from serving.workload import WorkloadRequest
 from tests.calibration.step_model_samples import SCHEDULER, Roofline
+from tokentwin.calibration.operations import DecodeAttention, Gemm, StepSizes, uniform_step
+from tokentwin.calibration.step_operations import step_operations
+from tokentwin.calibration.steps.correction import ADDED, FACTORS, Correction
+from tokentwin.calibration.steps.draft_cost import StatedDraft
+from tokentwin.calibration.steps.explanation import explain
+from tokentwin.calibration.steps.external_calibration import kernels
+from tokentwin.calibration.steps.features import CPU_FEATURES, STEP_FEATURES
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.calibration.steps.step_cost import Calibration
 from tokentwin.cli import cli
+from tokentwin.planning.costs import priced
+from tokentwin.planning.plan.vllm_command import vllm_command
+from tokentwin.serving.decode_set import DecodeSet
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.kv_capacity import kv_capacity, weight_bytes
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.request import Request
+from tokentwin.serving.speculative import Coins, SpeculativeConfig
+from tokentwin.serving.step_plan import Row, StepPlan
+from tokentwin.serving.workload import WorkloadRequest
 
 TARGET, DRAFT = "Llama-3.1-8B", "Llama-3.2-1B"
 CORRECTION = Correction(dict.fromkeys(FACTORS, 1.1), dict.fromkeys(ADDED, 3000.0))

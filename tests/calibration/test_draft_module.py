@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from calibration.operations import uniform_step
-from calibration.steps.operation_cost import OperationCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.kv_capacity import kv_capacity
-from serving.deployments.model_catalogue import find_model
-from serving.deployments.model_spec import draft_module
-from serving.errors import UserError
 from tests.calibration.step_model_samples import Roofline
+from tokentwin.calibration.operations import uniform_step
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.kv_capacity import kv_capacity
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.deployments.model_spec import draft_module
+from tokentwin.serving.errors import UserError
 
 SMALL = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=256, enable_prefix_caching=False)
 

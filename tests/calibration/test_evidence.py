@@ -9,9 +9,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from calibration.operations import uniform_step
-from calibration.steps.correction import step_parts, wider_types
-from calibration.steps.evidence import (
+from lab.external.leave_out import HEADER, leave_out, table
+from lab.external.page import left_out_section
+from lab.external.teaching import fit
+from tests.budget import examples
+from tokentwin.calibration.operations import uniform_step
+from tokentwin.calibration.steps.correction import step_parts, wider_types
+from tokentwin.calibration.steps.evidence import (
     LEVELS,
     NUMBERS,
     PLACE,
@@ -23,28 +27,24 @@ from calibration.steps.evidence import (
     bundled_evidence,
     reach_of,
 )
-from calibration.steps.external_calibration import blind, kernels, predicted_cost, transferred
-from calibration.steps.interval import StepInterval, factors_of, widened
-from calibration.steps.observed import observed
-from calibration.steps.operation_cost import OperationCost
-from calibration.validation.external.case import Case
-from calibration.validation.external.predicted_run import PredictedRun, predicted_runs
-from calibration.validation.external.schedule import schedule
-from calibration.validation.external.scoring import simulated_figures
-from dashboard.bundled import EXTERNAL_SAMPLE
-from dashboard.trust_page.results import covered, load_external
-from lab.external.leave_out import HEADER, leave_out, table
-from lab.external.page import left_out_section
-from lab.external.teaching import fit
-from serving.deployments.config import Deployment, parse
-from serving.deployments.engines import EngineName
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
-from serving.step_plan import StepPlan
-from serving.workload import PRIVATE, Workload, WorkloadRequest
-from tests.budget import examples
-from traces.measured.run import MeasuredRun
+from tokentwin.calibration.steps.external_calibration import blind, kernels, predicted_cost, transferred
+from tokentwin.calibration.steps.interval import StepInterval, factors_of, widened
+from tokentwin.calibration.steps.observed import observed
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.calibration.validation.external.case import Case
+from tokentwin.calibration.validation.external.predicted_run import PredictedRun, predicted_runs
+from tokentwin.calibration.validation.external.schedule import schedule
+from tokentwin.calibration.validation.external.scoring import simulated_figures
+from tokentwin.dashboard.bundled import EXTERNAL_SAMPLE
+from tokentwin.dashboard.trust_page.results import covered, load_external
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.deployments.engines import EngineName
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.traces.measured.run import MeasuredRun
 
 COUNT = len(NUMBERS)
 SPREADS = dict.fromkeys(LEVELS, 0.5)

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.kernels.catalogue import load_kernels
-from calibration.kernels.collectives import read_exchanges
-from calibration.operations import Collective, Exchange, KernelTimes, uniform_step
-from calibration.step_operations import step_operations
-from calibration.steps.explanation import explain
-from calibration.steps.external_calibration import predicted_cost
-from calibration.trust import TrustLevel
-from serving.deployments.config import Deployment, parse
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.inter_node import InterNodeConfig
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
+from tokentwin.calibration.kernels.catalogue import load_kernels
+from tokentwin.calibration.kernels.collectives import read_exchanges
+from tokentwin.calibration.operations import Collective, Exchange, KernelTimes, uniform_step
+from tokentwin.calibration.step_operations import step_operations
+from tokentwin.calibration.steps.explanation import explain
+from tokentwin.calibration.steps.external_calibration import predicted_cost
+from tokentwin.calibration.trust import TrustLevel
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.inter_node import InterNodeConfig
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
 
 MODES = ("low_latency", "high_throughput")
 KERNELS: dict[str, KernelTimes] = {name: load_kernels(find_gpu(name)) for name in (*read_exchanges(), "A100-80G")}

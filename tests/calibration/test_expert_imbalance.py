@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.expert_routing import expected_maximum, random_imbalance
-from calibration.operations import Experts, floor_ns, uniform_step
-from calibration.step_operations import step_operations
-from calibration.steps.operation_cost import OperationCost
-from serving.decode_set import DecodeSet
-from serving.deployments.config import Deployment, parse
-from serving.errors import UserError
-from serving.step_plan import StepPlan
 from tests.calibration.step_model_samples import LLAMA, MIXTURE, Roofline, deployment
+from tokentwin.calibration.expert_routing import expected_maximum, random_imbalance
+from tokentwin.calibration.operations import Experts, floor_ns, uniform_step
+from tokentwin.calibration.step_operations import step_operations
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.serving.decode_set import DecodeSet
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.step_plan import StepPlan
 
 SPREAD = {"tensor_parallel_size": 4, "data_parallel_size": 2, "enable_expert_parallel": True}
 

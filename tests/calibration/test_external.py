@@ -12,28 +12,28 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.steps.external_calibration import ExternalCalibration, kernels
-from calibration.steps.observed import observed
-from calibration.trust import EXTRAPOLATED, Trust
-from calibration.validation.bands import run_metrics
-from calibration.validation.external.case import Case, Target, load_case, load_cases
-from calibration.validation.external.predictor import Prediction, Predictor
-from calibration.validation.external.report import as_dict, level_rows
-from calibration.validation.external.scoring import Corrected, Correction, Row, score
-from calibration.validation.external.steps import score_steps
 from lab.external.cases import FOLDER
 from lab.external.page import markdown
-from serving.cost_model import CostModel, TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
-from serving.policies.vllm import VllmScheduler
-from serving.workload import PRIVATE, Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.run_log import TableSink
+from tokentwin.calibration.steps.external_calibration import ExternalCalibration, kernels
+from tokentwin.calibration.steps.observed import observed
+from tokentwin.calibration.trust import EXTRAPOLATED, Trust
+from tokentwin.calibration.validation.bands import run_metrics
+from tokentwin.calibration.validation.external.case import Case, Target, load_case, load_cases
+from tokentwin.calibration.validation.external.predictor import Prediction, Predictor
+from tokentwin.calibration.validation.external.report import as_dict, level_rows
+from tokentwin.calibration.validation.external.scoring import Corrected, Correction, Row, score
+from tokentwin.calibration.validation.external.steps import score_steps
 from tokentwin.commands import validate_external
 from tokentwin.commands.calibrate import calibrate
 from tokentwin.commands.validate import validate
+from tokentwin.serving.cost_model import CostModel, TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.policies.vllm import VllmScheduler
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason="the measured runs are not here: no ../shared/data")
@@ -390,7 +390,7 @@ def test_many_runs_are_summed_up_and_doubts_counted(tmp_path: Path) -> None:
 
 
 def invoke(monkeypatch: pytest.MonkeyPatch, cost: CostModel, *args: str) -> Any:
-    monkeypatch.setattr("calibration.validation.external.predictor.blind", predictor(cost))
+    monkeypatch.setattr("tokentwin.calibration.validation.external.predictor.blind", predictor(cost))
     return CliRunner().invoke(validate, ["external", *args])
 
 

@@ -7,19 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.steps.correction import Correction, step_parts
-from calibration.steps.external_calibration import FILE, ExternalCalibration
-from calibration.steps.iteration_fit import (
+from tests.calibration.step_model_samples import LLAMA, Roofline, deployment
+from tests.calibration.test_step_model import LOG, many_steps, plan_of
+from tokentwin.calibration.steps.correction import Correction, step_parts
+from tokentwin.calibration.steps.external_calibration import FILE, ExternalCalibration
+from tokentwin.calibration.steps.iteration_fit import (
     IterationLog,
     PricedLog,
     calibrate_from_log,
     middle_third,
     read_iteration_log,
 )
-from calibration.steps.observed import observed
-from serving.errors import UserError
-from tests.calibration.step_model_samples import LLAMA, Roofline, deployment
-from tests.calibration.test_step_model import LOG, many_steps, plan_of
+from tokentwin.calibration.steps.observed import observed
+from tokentwin.serving.errors import UserError
 
 
 def made_by(truth: Correction, noise: float = 0.01, steps: int = 1500) -> IterationLog:
@@ -123,8 +123,8 @@ def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not LOG.exists(), reason="needs aiconfigurator/fpm_vllm0.20.1_b300 in ../shared/data")
 def test_iterations_of_qwen3_32b_are_predicted_from_those_before_and_after() -> None:
-    from calibration.steps.external_calibration import kernels
-    from serving.deployments.model_catalogue import find_model
+    from tokentwin.calibration.steps.external_calibration import kernels
+    from tokentwin.serving.deployments.model_catalogue import find_model
 
     log = read_iteration_log(LOG / "fpm_metrics_detail.csv.gz")
     assert len(log) == 6850

@@ -10,18 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from calibration.front_door_fit import fit_front_door
-from calibration.steps.machine_slowdown import MachineSlowdown
-from calibration.steps.step_cost import StepCost
-from serving.cost_model import CostModel, TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.errors import UserError
-from serving.front_door import FrontDoor
-from serving.workload import PRIVATE, Workload, WorkloadRequest
-from sim.cluster import Cluster
 from tests.calibration.test_calibration import fitted, measured
-from traces.recording import Recording
-from traces.recording_writer import RecordingWriter
+from tokentwin.calibration.front_door_fit import fit_front_door
+from tokentwin.calibration.steps.machine_slowdown import MachineSlowdown
+from tokentwin.calibration.steps.step_cost import StepCost
+from tokentwin.serving.cost_model import CostModel, TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.front_door import FrontDoor
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.traces.recording import Recording
+from tokentwin.traces.recording_writer import RecordingWriter
 
 US, MS = 1000, 1_000_000
 TRUE = FrontDoor(

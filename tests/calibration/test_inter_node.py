@@ -8,18 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.operations import Collective, floor_ns, uniform_step
-from calibration.step_operations import step_operations
-from calibration.steps.explanation import explain
-from calibration.steps.external_calibration import kernels, predicted_cost
-from calibration.steps.pipeline_cost import PipelineCost
-from calibration.trust import TrustLevel
-from serving.deployments.config import Deployment, parse
-from serving.deployments.gpu_spec import find_gpu, gpus
-from serving.deployments.inter_node import InterNodeConfig, data_group, hops_between_nodes, nodes_of, tensor_group
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
-from serving.step_plan import StepPlan
+from tokentwin.calibration.operations import Collective, floor_ns, uniform_step
+from tokentwin.calibration.step_operations import step_operations
+from tokentwin.calibration.steps.explanation import explain
+from tokentwin.calibration.steps.external_calibration import kernels, predicted_cost
+from tokentwin.calibration.steps.pipeline_cost import PipelineCost
+from tokentwin.calibration.trust import TrustLevel
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.deployments.gpu_spec import find_gpu, gpus
+from tokentwin.serving.deployments.inter_node import (
+    InterNodeConfig,
+    data_group,
+    hops_between_nodes,
+    nodes_of,
+    tensor_group,
+)
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.step_plan import StepPlan
 
 NVLINK = sorted(name for name, gpu in gpus().items() if gpu.link_bytes_per_s > gpu.pcie_bytes_per_s)
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")

@@ -10,10 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.kernels.catalogue import TransferredKernels, load_kernels
-from calibration.kernels.shapes import operation_at
-from calibration.kernels.structure import Efficiency, structure_of
-from calibration.kernels.surfaces import (
+from lab.kernels import aiconfigurator, fit
+from lab.kernels.aiconfigurator import Measured, measurements
+from lab.kernels.fit import fit_kernels, main
+from lab.kernels.surface_fit import fit_efficiency, fit_kernel
+from tokentwin.calibration.kernels.catalogue import TransferredKernels, load_kernels
+from tokentwin.calibration.kernels.shapes import operation_at
+from tokentwin.calibration.kernels.structure import Efficiency, structure_of
+from tokentwin.calibration.kernels.surfaces import (
     KernelSurfaces,
     about_surfaces,
     bundled,
@@ -21,8 +25,8 @@ from calibration.kernels.surfaces import (
     read_surfaces,
     write_surfaces,
 )
-from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
-from calibration.operations import (
+from tokentwin.calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
+from tokentwin.calibration.operations import (
     Collective,
     DecodeAttention,
     Elementwise,
@@ -33,18 +37,14 @@ from calibration.operations import (
     PrefillAttention,
     floor_ns,
 )
-from calibration.steps.correction import never_slower
-from calibration.steps.external_calibration import identity, predicted_cost
-from calibration.trust import TrustLevel
-from lab.kernels import aiconfigurator, fit
-from lab.kernels.aiconfigurator import Measured, measurements
-from lab.kernels.fit import fit_kernels, main
-from lab.kernels.surface_fit import fit_efficiency, fit_kernel
-from serving.decode_set import DecodeSet
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import find_gpu, gpus
-from serving.errors import UserError
-from serving.step_plan import StepPlan
+from tokentwin.calibration.steps.correction import never_slower
+from tokentwin.calibration.steps.external_calibration import identity, predicted_cost
+from tokentwin.calibration.trust import TrustLevel
+from tokentwin.serving.decode_set import DecodeSet
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import find_gpu, gpus
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.step_plan import StepPlan
 
 TABLES = Path(__file__).parents[3] / "shared" / "data" / "aiconfigurator" / "kernel_tables"
 needs_tables = pytest.mark.skipif(not TABLES.is_dir(), reason="the kernel tables are not here: no ../shared/data")

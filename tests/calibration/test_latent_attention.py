@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from calibration.kernels.catalogue import load_kernels
-from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
-from calibration.operations import Experts, Gemm, StepSizes, floor_ns, uniform_step
-from calibration.step_operations import step_operations
-from calibration.trust import TrustLevel
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.kv_capacity import kv_capacity, weight_bytes
-from serving.deployments.model_catalogue import find_model
 from tests.calibration.step_model_samples import deployment
 from tokentwin import api
+from tokentwin.calibration.kernels.catalogue import load_kernels
+from tokentwin.calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
+from tokentwin.calibration.operations import Experts, Gemm, StepSizes, floor_ns, uniform_step
+from tokentwin.calibration.step_operations import step_operations
+from tokentwin.calibration.trust import TrustLevel
 from tokentwin.cli import cli
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.kv_capacity import kv_capacity, weight_bytes
+from tokentwin.serving.deployments.model_catalogue import find_model
 
 DEEPSEEK = find_model("DeepSeek-V3").model_copy(update={"checkpoint_quantization": "none"})
 LITE = find_model("DeepSeek-V2-Lite")

@@ -11,29 +11,29 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.operations import StepSizes, uniform_step
-from calibration.step_operations import step_operations
-from calibration.steps.explanation import explain
-from calibration.steps.external_calibration import predicted_cost
-from calibration.steps.launches import FITTED, UNKNOWN, LaunchCost, launches, measured_launches
-from calibration.steps.observed import ObservedPrices
-from calibration.steps.operation_cost import WAITING, HostTimes, OperationCost
-from calibration.steps.pipeline_cost import PipelineCost
-from calibration.steps.step_cost import Calibration, StepCost
-from calibration.steps.step_trust import trust_within
-from calibration.trust import TrustLevel
-from planning.costs import priced
-from planning.measure.calibrator import fit_recordings
-from serving.deployments.config import Deployment
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
-from serving.step_plan import AGGREGATES, StepPlan
-from sim.cluster import simulate_to
 from tests.budget import examples
 from tests.calibration.step_model_samples import LLAMA, Roofline, deployment
+from tokentwin.calibration.operations import StepSizes, uniform_step
+from tokentwin.calibration.step_operations import step_operations
+from tokentwin.calibration.steps.explanation import explain
+from tokentwin.calibration.steps.external_calibration import predicted_cost
+from tokentwin.calibration.steps.launches import FITTED, UNKNOWN, LaunchCost, launches, measured_launches
+from tokentwin.calibration.steps.observed import ObservedPrices
+from tokentwin.calibration.steps.operation_cost import WAITING, HostTimes, OperationCost
+from tokentwin.calibration.steps.pipeline_cost import PipelineCost
+from tokentwin.calibration.steps.step_cost import Calibration, StepCost
+from tokentwin.calibration.steps.step_trust import trust_within
+from tokentwin.calibration.trust import TrustLevel
 from tokentwin.cli import cli
-from traces.recording import Recording
-from traces.synth import parse_spec, synthesise
+from tokentwin.planning.costs import priced
+from tokentwin.planning.measure.calibrator import fit_recordings
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.step_plan import AGGREGATES, StepPlan
+from tokentwin.sim.cluster import simulate_to
+from tokentwin.traces.recording import Recording
+from tokentwin.traces.synth import parse_spec, synthesise
 
 
 def taking(launch_ns: float) -> LaunchCost:

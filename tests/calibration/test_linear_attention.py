@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from calibration.kernels.catalogue import load_kernels
-from calibration.linear_attention import LinearDecode, LinearPrefill
-from calibration.operations import StepSizes, floor_ns, uniform_step
-from calibration.step_operations import step_operations
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.model_catalogue import find_model
+from tokentwin.calibration.kernels.catalogue import load_kernels
+from tokentwin.calibration.linear_attention import LinearDecode, LinearPrefill
+from tokentwin.calibration.operations import StepSizes, floor_ns, uniform_step
+from tokentwin.calibration.step_operations import step_operations
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.model_catalogue import find_model
 
 SPEC = find_model("Qwen3.5-397B-A17B")
 SHAPE = (16, 64, 128, 128, 4)  # key heads, value heads, their sizes, the convolution's tokens

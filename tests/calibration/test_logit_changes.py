@@ -2,11 +2,11 @@
 
 import pytest
 
-from calibration.steps.external_calibration import predicted_cost
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import gpus
-from serving.deployments.model_catalogue import find_model
-from serving.step_plan import StepPlan
+from tokentwin.calibration.steps.external_calibration import predicted_cost
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import gpus
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.step_plan import StepPlan
 
 MODEL = "Llama-3.1-8B"
 

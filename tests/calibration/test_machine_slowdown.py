@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.steps.features import MeasuredSteps
-from calibration.steps.fit import fit
-from calibration.steps.machine_slowdown import MachineSlowdown
-from calibration.steps.step_cost import Calibration
-from calibration.validation import known_speed
-from calibration.validation.covalidation import covalidate
-from calibration.validation.report import ValidationReport
-from serving.step_plan import StepPlan
 from tests.calibration.test_calibration import KnownCost
 from tests.calibration.test_covalidation import DEPLOYMENT, PACE, TRACE, designed_workloads, record
-from traces.recording import Recording
-from traces.synth import parse_spec, synthesise
+from tokentwin.calibration.steps.features import MeasuredSteps
+from tokentwin.calibration.steps.fit import fit
+from tokentwin.calibration.steps.machine_slowdown import MachineSlowdown
+from tokentwin.calibration.steps.step_cost import Calibration
+from tokentwin.calibration.validation import known_speed
+from tokentwin.calibration.validation.covalidation import covalidate
+from tokentwin.calibration.validation.report import ValidationReport
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.traces.recording import Recording
+from tokentwin.traces.synth import parse_spec, synthesise
 
 EXPONENT, SPEED = 0.7, 2.0
 

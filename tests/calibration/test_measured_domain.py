@@ -5,24 +5,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.operations import StepSizes
-from calibration.steps.correction import Correction
-from calibration.steps.explanation import explain
-from calibration.steps.external_calibration import predicted_cost
-from calibration.steps.features import CPU_FEATURES, REGIMES, STEP_FEATURES, MeasuredSteps
-from calibration.steps.observed import ObservedPrices, observed
-from calibration.steps.operation_cost import OperationCost
-from calibration.steps.step_cost import Calibration, StepCost
-from calibration.steps.step_trust import beyond, factor_beyond, first_reason, step_trust, trust_within
-from calibration.trust import TrustLevel
-from serving.cost_model import CostModel
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.speculative import SpeculativeConfig
-from sim.cluster import Cluster
-from sim.run_log import TableSink
 from tests.budget import examples
 from tests.calibration.step_model_samples import SCHEDULER, deployment
-from traces.synth import parse_spec, synthesise
+from tokentwin.calibration.operations import StepSizes
+from tokentwin.calibration.steps.correction import Correction
+from tokentwin.calibration.steps.explanation import explain
+from tokentwin.calibration.steps.external_calibration import predicted_cost
+from tokentwin.calibration.steps.features import CPU_FEATURES, REGIMES, STEP_FEATURES, MeasuredSteps
+from tokentwin.calibration.steps.observed import ObservedPrices, observed
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.calibration.steps.step_cost import Calibration, StepCost
+from tokentwin.calibration.steps.step_trust import beyond, factor_beyond, first_reason, step_trust, trust_within
+from tokentwin.calibration.trust import TrustLevel
+from tokentwin.serving.cost_model import CostModel
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.speculative import SpeculativeConfig
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.synth import parse_spec, synthesise
 
 DEPLOYMENT = Deployment(
     scheduler=SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=128, max_model_len=512, num_blocks=200)

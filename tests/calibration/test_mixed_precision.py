@@ -6,22 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.kernels.catalogue import load_kernels
-from calibration.latent_attention import HeadGemm
-from calibration.operations import Experts, Gemm, uniform_step
-from calibration.step_operations import step_operations
-from calibration.steps.operation_cost import OperationCost
-from calibration.steps.pipeline_cost import PipelineCost
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.hf_config import spec_from_hf_config
-from serving.deployments.kv_capacity import stage_weight_bytes, weight_bytes
-from serving.deployments.model_catalogue import find_model
-from serving.deployments.model_spec import ModelSpec
-from serving.errors import UserError
-from serving.step_plan import StepPlan
 from tests.budget import examples
 from tests.calibration.step_model_samples import LLAMA, Roofline, deployment
+from tokentwin.calibration.kernels.catalogue import load_kernels
+from tokentwin.calibration.latent_attention import HeadGemm
+from tokentwin.calibration.operations import Experts, Gemm, uniform_step
+from tokentwin.calibration.step_operations import step_operations
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.calibration.steps.pipeline_cost import PipelineCost
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.hf_config import spec_from_hf_config
+from tokentwin.serving.deployments.kv_capacity import stage_weight_bytes, weight_bytes
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.step_plan import StepPlan
 
 MIXED = find_model("Qwen3-30B-A3B").model_copy(update={"shared_intermediate_size": 1024, "dense_at": (0, 1, 2)})
 LATENT = find_model("DeepSeek-V3")

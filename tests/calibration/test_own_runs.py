@@ -8,23 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from calibration.steps.evidence import bundled_evidence
-from calibration.steps.external_calibration import identity, predicted_cost
-from calibration.steps.measured_runs import FILE, MeasuredRuns
-from calibration.validation.external.next_run import next_run
-from calibration.validation.external.own_runs import learnt_from_runs
-from calibration.validation.external.predicted_run import PredictedRun, predicted_run, taught
-from planning.costs import priced
-from planning.resolution import calibration_in
-from serving.deployments.config import Deployment
-from serving.errors import UserError
-from serving.step_plan import StepPlan
 from tests.traces.test_measured_readers import aiperf_phases, aiperf_row, bench, guidellm_benchmark
+from tokentwin.calibration.steps.evidence import bundled_evidence
+from tokentwin.calibration.steps.external_calibration import identity, predicted_cost
+from tokentwin.calibration.steps.measured_runs import FILE, MeasuredRuns
+from tokentwin.calibration.validation.external.next_run import next_run
+from tokentwin.calibration.validation.external.own_runs import learnt_from_runs
+from tokentwin.calibration.validation.external.predicted_run import PredictedRun, predicted_run, taught
 from tokentwin.cli import cli
-from traces.measured.csv_rows import CsvRows
+from tokentwin.planning.costs import priced
+from tokentwin.planning.resolution import calibration_in
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.traces.measured.csv_rows import CsvRows
 
 SERVER = Deployment.model_validate(
     {
@@ -56,7 +57,7 @@ def as_measured(folder: Path, loops: list[tuple[int, int, int]], offset: float) 
 
 
 def runs_in(path: Path) -> list[PredictedRun]:
-    from calibration.validation.external.own_runs import _case
+    from tokentwin.calibration.validation.external.own_runs import _case
 
     case, folder = _case(path, SERVER, "H100")
     return [predicted_run(case, run) for run in case.format.read(folder)]
@@ -173,6 +174,9 @@ def written(folder: Path, kind: str) -> Path:
             "-o",
             str(folder / "run"),
         )
+        runs = folder / "run" / "runs.parquet"
+        table = pq.read_table(runs)
+        pq.write_table(table.set_column(table.column_names.index("clock"), "clock", [["wall"]]), runs)  # as if measured
         return folder / "run"
     documents = {"bench-serve": bench(), "guidellm": {"benchmarks": [guidellm_benchmark()]}}
     (folder / "result.json").write_text(json.dumps(documents[kind]))

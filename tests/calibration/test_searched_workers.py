@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.validation.external.predictor import Prediction
-from calibration.validation.external.scoring import matched_workers
-from serving.deployments.config import Deployment
-from serving.errors import UserError
-from serving.step_plan import StepPlan
-from serving.workload import Workload
-from traces.measured.run import MeasuredRun
+from tokentwin.calibration.validation.external.predictor import Prediction
+from tokentwin.calibration.validation.external.scoring import matched_workers
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.measured.run import MeasuredRun
 
 ROLES: Any = [{"name": role, "role": role, "replicas": 1} for role in ("prefill", "decode")]
 

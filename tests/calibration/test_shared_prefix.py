@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.steps.external_calibration import predicted_cost
-from calibration.steps.shared_prefix import read_once, readable_prefix
-from planning.priced_scenario import price_scenario
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.model_catalogue import find_model
-from serving.step_plan import StepPlan
-from serving.workload import Workload, WorkloadRequest, common_prefix
+from tokentwin.calibration.steps.external_calibration import predicted_cost
+from tokentwin.calibration.steps.shared_prefix import read_once, readable_prefix
+from tokentwin.planning.priced_scenario import price_scenario
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import Workload, WorkloadRequest, common_prefix
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"  # 32 query and 8 KV heads
 PREFIX = 2048

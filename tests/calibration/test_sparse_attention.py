@@ -5,17 +5,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibration.kernels.catalogue import load_kernels
-from calibration.operations import Operation, StepSizes, floor_ns, uniform_step
-from calibration.step_operations import step_operations
-from calibration.steps.operation_cost import OperationCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.hf_config import spec_from_hf_config
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
-from serving.step_plan import AGGREGATES, StepPlan
 from tests.calibration.step_model_samples import Roofline
+from tokentwin.calibration.kernels.catalogue import load_kernels
+from tokentwin.calibration.operations import Operation, StepSizes, floor_ns, uniform_step
+from tokentwin.calibration.step_operations import step_operations
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.hf_config import spec_from_hf_config
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.step_plan import AGGREGATES, StepPlan
 
 SMALL: dict[str, Any] = {
     "vocab_size": 96,

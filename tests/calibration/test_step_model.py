@@ -8,25 +8,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.kernels.catalogue import load_kernels
-from calibration.operations import Collective, Estimate, Experts, Gemm, Operation, StepSizes, floor_ns
-from calibration.step_operations import step_operations
-from calibration.steps.correction import FACTORS, WEIGHTS, Correction, fit_correction, step_parts
-from calibration.steps.features import regimes
-from calibration.steps.iteration_fit import read_iteration_log
-from calibration.steps.operation_cost import HostTimes, OperationCost
-from serving.decode_set import DecodeSet
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.kv_capacity import kv_capacity, weight_bytes
-from serving.deployments.model_catalogue import find_model
-from serving.deployments.model_spec import ModelSpec
-from serving.errors import UserError
-from serving.request import Request
-from serving.step_plan import Row, StepPlan
-from serving.workload import WorkloadRequest
 from tests.budget import examples
 from tests.calibration.step_model_samples import LLAMA, MIXTURE, Roofline, deployment
+from tokentwin.calibration.kernels.catalogue import load_kernels
+from tokentwin.calibration.operations import Collective, Estimate, Experts, Gemm, Operation, StepSizes, floor_ns
+from tokentwin.calibration.step_operations import step_operations
+from tokentwin.calibration.steps.correction import FACTORS, WEIGHTS, Correction, fit_correction, step_parts
+from tokentwin.calibration.steps.features import regimes
+from tokentwin.calibration.steps.iteration_fit import read_iteration_log
+from tokentwin.calibration.steps.operation_cost import HostTimes, OperationCost
+from tokentwin.serving.decode_set import DecodeSet
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.kv_capacity import kv_capacity, weight_bytes
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.request import Request
+from tokentwin.serving.step_plan import Row, StepPlan
+from tokentwin.serving.workload import WorkloadRequest
 
 QUICK = examples(0.5)
 LOG = Path(__file__).parents[3] / "shared/data/aiconfigurator/fpm_vllm0.20.1_b300/qwen3-32b_tp1"

@@ -11,19 +11,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from calibration.kernels.own_kernels import OwnKernels, kernel_ratios
-from calibration.operations import Gemm
-from calibration.steps.correction import Correction
-from calibration.steps.features import MeasuredSteps
-from calibration.steps.fit import fit, predict
-from calibration.steps.step_cost import Calibration, StepCost
-from calibration.steps.surface_fit import known_model, surfaces_for
-from calibration.steps.surfaces import Surfaces, kernels_of, surface_ns
-from planning.measure.calibrator import _surfaces
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.errors import UserError
-from serving.step_plan import AGGREGATES, StepPlan
+from tokentwin.calibration.kernels.own_kernels import OwnKernels, kernel_ratios
+from tokentwin.calibration.operations import Gemm
+from tokentwin.calibration.steps.correction import Correction
+from tokentwin.calibration.steps.features import MeasuredSteps
+from tokentwin.calibration.steps.fit import fit, predict
+from tokentwin.calibration.steps.step_cost import Calibration, StepCost
+from tokentwin.calibration.steps.surface_fit import known_model, surfaces_for
+from tokentwin.calibration.steps.surfaces import Surfaces, kernels_of, surface_ns
 from tokentwin.commands.calibrate import print_calibration
+from tokentwin.planning.measure.calibrator import _surfaces
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.step_plan import AGGREGATES, StepPlan
 
 SCHEDULER = SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=4096, max_model_len=4096, num_blocks=4000)
 ENGINE = Deployment(model="random:qwen3-0.6b", device="cuda", dtype="bfloat16", attention="triton", scheduler=SCHEDULER)

@@ -5,11 +5,11 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from calibration.operations import uniform_step
-from calibration.steps.explanation import token_life
-from serving.deployments.config import Deployment
-from serving.deployments.model_catalogue import find_model
+from tokentwin.calibration.operations import uniform_step
+from tokentwin.calibration.steps.explanation import token_life
 from tokentwin.cli import cli
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.model_catalogue import find_model
 
 
 @pytest.mark.parametrize("model", ["Llama-3.1-8B", "Qwen3-30B-A3B", "DeepSeek-V3", "Qwen3.5-27B"])

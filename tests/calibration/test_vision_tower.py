@@ -2,16 +2,16 @@
 
 import pytest
 
-from calibration.vision_tower import SPREAD, TowerTimes, tower_operations
-from planning.priced_scenario import price_scenario
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.kv_capacity import kv_capacity
-from serving.deployments.model_catalogue import find_model
-from serving.deployments.multimodal import MultimodalConfig, find_tower, towers
-from serving.encoder_times import encoder_times
-from serving.errors import UserError
-from serving.workload import Item, Workload, WorkloadRequest
+from tokentwin.calibration.vision_tower import SPREAD, TowerTimes, tower_operations
+from tokentwin.planning.priced_scenario import price_scenario
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.kv_capacity import kv_capacity
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.deployments.multimodal import MultimodalConfig, find_tower, towers
+from tokentwin.serving.encoder_times import encoder_times
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Item, Workload, WorkloadRequest
 
 QWEN = "Qwen2.5-VL-7B"
 

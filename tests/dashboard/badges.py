@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from calibration.trust import LEVELS
+from tokentwin.calibration.trust import LEVELS
 
 _BADGE = re.compile(rf":(?:green|blue|orange|gray)-badge\[:material/\w+: ({'|'.join(LEVELS)})\] ?(.*)", re.DOTALL)
 

@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from calibration.validation.report import REPORT, RESIDUALS, load_report
-from dashboard.bundled import (
+from tokentwin.calibration.validation.report import REPORT, RESIDUALS, load_report
+from tokentwin.dashboard.bundled import (
     ANSWERS,
     DEMO,
     DEMO_ON_VLLM,
@@ -29,16 +29,16 @@ from dashboard.bundled import (
     portable,
     sample_diagnosis,
 )  # fmt: skip
-from dashboard.plan_page.inputs import plan_request
-from dashboard.policy_lab_page import inputs as lab_inputs
-from dashboard.shapes import mixes
-from planning.compare.request import CompareRecordingsRequest, CompareRequest, Side
-from planning.jobs.files import write_json
-from planning.request import Timing
-from serving.workload import Workload
-from traces.recording import Recording
-from traces.recording_writer import RecordingWriter
-from traces.schema import COLUMNS_FILE, RUNS, STEPS
+from tokentwin.dashboard.plan_page.inputs import plan_request
+from tokentwin.dashboard.policy_lab_page import inputs as lab_inputs
+from tokentwin.dashboard.shapes import mixes
+from tokentwin.planning.compare.request import CompareRecordingsRequest, CompareRequest, Side
+from tokentwin.planning.jobs.files import write_json
+from tokentwin.planning.request import Timing
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.recording import Recording
+from tokentwin.traces.recording_writer import RecordingWriter
+from tokentwin.traces.schema import COLUMNS_FILE, RUNS, STEPS
 
 _OF_CALIBRATION = ("calibration.json", "steps.parquet")
 
@@ -73,10 +73,10 @@ def recordings_on_vllm_request() -> CompareRecordingsRequest:
 
 def _simulate_sample() -> None:
     """Simulate bursty chat traffic on an H100."""
-    from planning.priced_scenario import price_scenario
-    from planning.simulation import recorded
-    from serving.deployments.config import Deployment
-    from traces.synth import parse_spec, synthesise
+    from tokentwin.planning.priced_scenario import price_scenario
+    from tokentwin.planning.simulation import recorded
+    from tokentwin.serving.deployments.config import Deployment
+    from tokentwin.traces.synth import parse_spec, synthesise
 
     traffic = {
         "requests": 400,
@@ -92,9 +92,9 @@ def _simulate_sample() -> None:
 
 
 def _answers() -> Iterator[dict[str, Any]]:
-    from dashboard.plan_page.tasks import plan
-    from dashboard.policy_lab_page.tasks import recorded, simulated
-    from planning.diagnose.recorded_run import diagnosis
+    from tokentwin.dashboard.plan_page.tasks import plan
+    from tokentwin.dashboard.policy_lab_page.tasks import recorded, simulated
+    from tokentwin.planning.diagnose.recorded_run import diagnosis
 
     for task, request in (
         (plan, plan_request()),

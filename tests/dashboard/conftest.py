@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from dashboard import upload_process, uploads
-from planning.jobs.job import Job
+from tokentwin.dashboard import upload_process, uploads
+from tokentwin.planning.jobs.job import Job
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dashboard.bundled import ANSWERS
-from planning.plan.most_clients import Borne, MostClientsDocument
-from traces.recording_writer import RecordingWriter
+from tokentwin.dashboard.bundled import ANSWERS
+from tokentwin.planning.plan.most_clients import Borne, MostClientsDocument
+from tokentwin.traces.recording_writer import RecordingWriter
 
 MS = 1_000_000
 BLOCKS, BLOCK = 140, 16

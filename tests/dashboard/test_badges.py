@@ -10,31 +10,31 @@ pytest.importorskip("streamlit")
 
 from streamlit.testing.v1 import AppTest
 
-from calibration.kernels.catalogue import load_kernels
-from calibration.steps.external_calibration import predicted_cost
-from calibration.steps.observed import observed
-from calibration.trust import Trust, TrustLevel, noted_trust, trust_in_run, weakest
-from calibration.validation.evidence import trust_in_report, trust_in_steps
-from calibration.validation.report import ValidationReport
-from dashboard.bundled import DEMO, RUN_SAMPLE
-from dashboard.calibration_page import charts as calibration_charts
-from dashboard.calibration_page.page import _of_dots
-from dashboard.frontier_page import charts as frontier_charts
-from dashboard.palette import policy_colour
-from dashboard.plan_page import charts as plan_charts
-from dashboard.policy_lab_page.charts import side_colours
-from dashboard.policy_lab_page.tasks import recorded
-from dashboard.policy_lab_page.words import trust
-from dashboard.sweeps_page import charts as sweep_charts
-from planning.compare.document import ComparisonDocument
-from planning.plan.document import PlanDocument
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import find_gpu
 from tests.dashboard.badges import badges, heading_levels, page_badges
 from tests.dashboard.pages import opened
 from tests.dashboard.samples import plan_example, report, toy_run
 from tests.traces.notes import add_notes
-from traces.recording import Recording
+from tokentwin.calibration.kernels.catalogue import load_kernels
+from tokentwin.calibration.steps.external_calibration import predicted_cost
+from tokentwin.calibration.steps.observed import observed
+from tokentwin.calibration.trust import Trust, TrustLevel, noted_trust, trust_in_run, weakest
+from tokentwin.calibration.validation.evidence import trust_in_report, trust_in_steps
+from tokentwin.calibration.validation.report import ValidationReport
+from tokentwin.dashboard.bundled import DEMO, RUN_SAMPLE
+from tokentwin.dashboard.calibration_page import charts as calibration_charts
+from tokentwin.dashboard.calibration_page.page import _of_dots
+from tokentwin.dashboard.frontier_page import charts as frontier_charts
+from tokentwin.dashboard.palette import policy_colour
+from tokentwin.dashboard.plan_page import charts as plan_charts
+from tokentwin.dashboard.policy_lab_page.charts import side_colours
+from tokentwin.dashboard.policy_lab_page.tasks import recorded
+from tokentwin.dashboard.policy_lab_page.words import trust
+from tokentwin.dashboard.sweeps_page import charts as sweep_charts
+from tokentwin.planning.compare.document import ComparisonDocument
+from tokentwin.planning.plan.document import PlanDocument
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.traces.recording import Recording
 
 PAGES = {
     "plan": ("plan", {}, 6),
@@ -75,8 +75,8 @@ def test_a_plot_without_a_badge_is_found():
         import plotly.graph_objects as go
         import streamlit as st
 
-        from calibration.trust import Trust
-        from dashboard.blocks import figure
+        from tokentwin.calibration.trust import Trust
+        from tokentwin.dashboard.blocks import figure
 
         figure(go.Figure(), "one", "With", Trust("validated", "measured"))
         st.plotly_chart(go.Figure(), key="two")

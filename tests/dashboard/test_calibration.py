@@ -12,23 +12,23 @@ import pytest
 pytest.importorskip("streamlit")
 
 
-from calibration.kernels.catalogue import load_kernels
-from calibration.kernels.shapes import estimate_at, measured_at, operation_at
-from calibration.kernels.structure import structure_of
-from calibration.kernels.surfaces import bundled_names
-from calibration.operations import floor_ns
-from calibration.steps.correction import Correction
-from calibration.steps.external_calibration import ExternalCalibration
-from calibration.steps.fit import fit, predict, step_residuals_table
-from calibration.steps.measured_runs import MeasuredRuns, OwnFigure
-from calibration.steps.operation_cost import HostTimes
-from calibration.trust import TrustLevel
-from dashboard.calibration_page import charts as calibration_charts
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import find_gpu
 from tests.calibration.test_calibration import measured
 from tests.dashboard.pages import charts, opened
 from tests.dashboard.samples import one_line
+from tokentwin.calibration.kernels.catalogue import load_kernels
+from tokentwin.calibration.kernels.shapes import estimate_at, measured_at, operation_at
+from tokentwin.calibration.kernels.structure import structure_of
+from tokentwin.calibration.kernels.surfaces import bundled_names
+from tokentwin.calibration.operations import floor_ns
+from tokentwin.calibration.steps.correction import Correction
+from tokentwin.calibration.steps.external_calibration import ExternalCalibration
+from tokentwin.calibration.steps.fit import fit, predict, step_residuals_table
+from tokentwin.calibration.steps.measured_runs import MeasuredRuns, OwnFigure
+from tokentwin.calibration.steps.operation_cost import HostTimes
+from tokentwin.calibration.trust import TrustLevel
+from tokentwin.dashboard.calibration_page import charts as calibration_charts
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import find_gpu
 
 H100 = load_kernels(find_gpu("H100"))
 

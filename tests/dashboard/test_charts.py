@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 pytest.importorskip("plotly")
 
-from calibration.validation.report import RunRow
-from dashboard.palette import REAL, SIMULATED
-from dashboard.run_page import charts as run_charts
-from dashboard.run_page import step_series
-from dashboard.run_page.fleet_over_time import FleetOverTime, live_replicas, outstanding
-from dashboard.run_page.step_series import StepSeries
-from dashboard.series import bucket_means, envelope
-from dashboard.slos import bounds_of
-from dashboard.trust_page import charts as trust_charts
-from traces.tables import ecdf
+from tokentwin.calibration.validation.report import RunRow
+from tokentwin.dashboard.palette import REAL, SIMULATED
+from tokentwin.dashboard.run_page import charts as run_charts
+from tokentwin.dashboard.run_page import step_series
+from tokentwin.dashboard.run_page.fleet_over_time import FleetOverTime, live_replicas, outstanding
+from tokentwin.dashboard.run_page.step_series import StepSeries
+from tokentwin.dashboard.series import bucket_means, envelope
+from tokentwin.dashboard.slos import bounds_of
+from tokentwin.dashboard.trust_page import charts as trust_charts
+from tokentwin.traces.tables import ecdf
 
 MS = 1_000_000
 SCALE = {"ttft_ms": 200.0, "tpot_ms": 10.0, "e2e_ms": 900.0}

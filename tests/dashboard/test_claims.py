@@ -9,15 +9,15 @@ import pytest
 
 pytest.importorskip("streamlit")
 
-from dashboard.claims_page.page import CLAIMS
-from dashboard.claims_page.tasks import check_claim
 from lab.claims.claim import Claim, load_claims
 from lab.claims.page import page as as_markdown
-from planning import checkout
-from planning.claims.document import ClaimsDocument
-from planning.jobs.job import Job
-from serving.deployments.config import parse
 from tests.dashboard.pages import opened
+from tokentwin.dashboard.claims_page.page import CLAIMS
+from tokentwin.dashboard.claims_page.tasks import check_claim
+from tokentwin.planning import checkout
+from tokentwin.planning.claims.document import ClaimsDocument
+from tokentwin.planning.jobs.job import Job
+from tokentwin.serving.deployments.config import parse
 
 DRAFTS = "deployment.scheduler.speculative"
 

@@ -1,10 +1,10 @@
 """The Sweeps and Glossary pages in a real browser: a query, a download, a link to a metric."""
 
-from dashboard.html_reports.report import write_report
-from planning.exports.export import export
-from planning.plan.document import PlanDocument
 from tests.dashboard.browser import BACKGROUNDS, NEEDED, settle, without_plots
 from tests.dashboard.samples import plan_example
+from tokentwin.dashboard.html_reports.report import write_report
+from tokentwin.planning.exports.export import export
+from tokentwin.planning.plan.document import PlanDocument
 
 pytestmark = NEEDED
 

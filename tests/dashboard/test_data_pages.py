@@ -15,18 +15,18 @@ pytest.importorskip("duckdb")
 
 from streamlit.testing.v1 import AppTest
 
-import dashboard
-from dashboard.glossary_page.page import matches
-from dashboard.sweeps_page import charts as sweep_charts
-from dashboard.sweeps_page.page import SAMPLE
-from planning.sweep.results import SweepResults, axis_title
-from serving.errors import UserError
-from serving.metrics import METRICS
+import tokentwin.dashboard
 from tests.dashboard.badges import badges
 from tests.dashboard.pages import charts, opened, parameter, text
 from tests.dashboard.samples import one_line, toy_run
+from tokentwin.dashboard.glossary_page.page import matches
+from tokentwin.dashboard.sweeps_page import charts as sweep_charts
+from tokentwin.dashboard.sweeps_page.page import SAMPLE
+from tokentwin.planning.sweep.results import SweepResults, axis_title
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.metrics import METRICS
 
-SAMPLES = Path(dashboard.__file__).with_name("samples")
+SAMPLES = Path(tokentwin.dashboard.__file__).with_name("samples")
 
 
 sweeps = partial(opened, "sweeps")
@@ -206,8 +206,8 @@ def test_a_run_has_a_download_of_every_format(tmp_path):
     def script(path):
         from pathlib import Path
 
-        from dashboard.downloads import downloads
-        from planning.exports.exportable import open_exportable
+        from tokentwin.dashboard.downloads import downloads
+        from tokentwin.planning.exports.exportable import open_exportable
 
         downloads(open_exportable(Path(path)), "toy")
 

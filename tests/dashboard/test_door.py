@@ -11,11 +11,11 @@ from click.testing import CliRunner
 pytest.importorskip("streamlit")
 
 
-import dashboard.server
-from dashboard.door import Door
+import tokentwin.dashboard.server
 from tokentwin.commands.dashboard import dashboard as command
+from tokentwin.dashboard.door import Door
 
-PAGES = Path(dashboard.__file__).parent
+PAGES = Path(tokentwin.dashboard.__file__).parent
 
 
 def asked(door, kind="http", path="/run", **headers):
@@ -93,7 +93,7 @@ def test_no_page_of_another_site_can_hold_ours():
 )
 def test_without_a_password_an_open_port_is_warned_of(arguments, warned, monkeypatch, tmp_path):
     served = []
-    monkeypatch.setattr(dashboard.server, "serve", lambda *given: served.append(given))
+    monkeypatch.setattr(tokentwin.dashboard.server, "serve", lambda *given: served.append(given))
     done = CliRunner().invoke(command, [str(tmp_path), "--port", "18511", *arguments])
     assert done.exit_code == 0 and len(served) == 1
     assert ("Give --password" in done.stderr) is warned

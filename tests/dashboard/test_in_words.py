@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("streamlit")
 
-from dashboard.in_words import in_words
-from dashboard.palette import band, bars, empty, line
+from tokentwin.dashboard.in_words import in_words
+from tokentwin.dashboard.palette import band, bars, empty, line
 
 
 def test_each_series_says_its_axes_its_ends_and_its_range():

@@ -7,10 +7,10 @@ from contextlib import suppress
 
 import pytest
 
-from planning.jobs.files import read_json
 from tests.dashboard.browser import NEEDED, dashboard, without_plots
 from tests.planning.test_jobs import until
 from tests.planning.test_plan_workers import group
+from tokentwin.planning.jobs.files import read_json
 
 pytestmark = NEEDED
 HEAVY = "?preset=reasoning&gpus=H100,H200,B200&rate={}"

@@ -20,35 +20,35 @@ pytest.importorskip("streamlit")
 
 from streamlit.testing.v1 import AppTest
 
-from dashboard.bundled import bundled_answer
-from dashboard.deployment_text import MOST_KB, keep_deployment, kept_deployment, read_text
-from dashboard.palette import policy_colour
-from dashboard.policy_lab_page import charts as lab_charts
-from dashboard.policy_lab_page.charts import Sides
-from dashboard.policy_lab_page.tasks import RECORDED, SIMULATED, check_few_enough, recorded, simulated
-from dashboard.policy_lab_page.words import side_names
-from dashboard.shapes import mixes
-from dashboard.uploads import keep_trace
-from planning.compare import document
-from planning.compare.document import Row
-from planning.compare.request import CompareRequest, Side
-from planning.compare.runs import side_scenarios
-from planning.jobs.files import write_json
-from planning.jobs.job import Job
-from planning.request import Request, Timing
-from planning.traffic import mixed
-from serving.deployments.config import Deployment
-from serving.errors import UserError
-from serving.scheduler import POLICIES
-from serving.workload import PRIVATE
 from tests.budget import examples
 from tests.dashboard.bundled_samples import comparison_request, recordings_on_vllm_request, recordings_request
 from tests.dashboard.pages import opened, shown, worded_alike
 from tests.dashboard.samples import one_line, toy_run
 from tests.dashboard.test_uploads import CSV
 from tests.planning.sweep_samples import SCHEDULER, calibrated
-from traces.recording_writer import RecordingWriter
-from traces.synth import synthesise
+from tokentwin.dashboard.bundled import bundled_answer
+from tokentwin.dashboard.deployment_text import MOST_KB, keep_deployment, kept_deployment, read_text
+from tokentwin.dashboard.palette import policy_colour
+from tokentwin.dashboard.policy_lab_page import charts as lab_charts
+from tokentwin.dashboard.policy_lab_page.charts import Sides
+from tokentwin.dashboard.policy_lab_page.tasks import RECORDED, SIMULATED, check_few_enough, recorded, simulated
+from tokentwin.dashboard.policy_lab_page.words import side_names
+from tokentwin.dashboard.shapes import mixes
+from tokentwin.dashboard.uploads import keep_trace
+from tokentwin.planning.compare import document
+from tokentwin.planning.compare.document import Row
+from tokentwin.planning.compare.request import CompareRequest, Side
+from tokentwin.planning.compare.runs import side_scenarios
+from tokentwin.planning.jobs.files import write_json
+from tokentwin.planning.jobs.job import Job
+from tokentwin.planning.request import Request, Timing
+from tokentwin.planning.traffic import mixed
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.scheduler import POLICIES
+from tokentwin.serving.workload import PRIVATE
+from tokentwin.traces.recording_writer import RecordingWriter
+from tokentwin.traces.synth import synthesise
 
 QUIET = Path("/nowhere")
 OWN = "model: Llama-3.1-8B\ndevice: cuda\ngpu_memory_utilization: 0.9\npolicy: sarathi\n"

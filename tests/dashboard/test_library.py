@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("streamlit")
 
-from dashboard import library
-from dashboard.library import MOST, RECORDING, find
+from tokentwin.dashboard import library
+from tokentwin.dashboard.library import MOST, RECORDING, find
 
 
 def recording(at: Path, seconds: int = 0) -> None:

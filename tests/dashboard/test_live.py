@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from apiserver.families import of_an_engine
-from dashboard.live_page.charts import latencies, latency_rows, over_time, waterfall
-from dashboard.live_page.server import Server
-from dashboard.live_page.snapshot import Quantile, Snapshot, quantile, tokens_per_second
-from planning.exports.vllm_buckets import TTFT_S
-from serving.errors import UserError
+from tokentwin.apiserver.families import of_an_engine
+from tokentwin.dashboard.live_page.charts import latencies, latency_rows, over_time, waterfall
+from tokentwin.dashboard.live_page.server import Server
+from tokentwin.dashboard.live_page.snapshot import Quantile, Snapshot, quantile, tokens_per_second
+from tokentwin.planning.exports.vllm_buckets import TTFT_S
+from tokentwin.serving.errors import UserError
 
 
 class Scraped:

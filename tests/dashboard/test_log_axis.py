@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("plotly")
 
-from dashboard.palette import log_axis
+from tokentwin.dashboard.palette import log_axis
 
 
 @pytest.mark.parametrize(

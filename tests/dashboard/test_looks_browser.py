@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("streamlit")
 
-from dashboard.pages import PAGES as dashboard_pages
 from tests.dashboard.browser import NEEDED, dashboard, in_scheme, settle, without_plots
+from tokentwin.dashboard.pages import PAGES as dashboard_pages
 
 pytestmark = NEEDED
 OF_STREAMLIT = "[data-testid=stToolbar], [data-testid=stFileUploaderDropzone], [data-testid=stDataFrame]"

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from calibration.validation.report import ValidationReport
-from dashboard.bundled import bundled_answer
-from planning.compare.document import ComparisonDocument
-from serving.answers.document import Document
-from serving.answers.terminal import print_report
 from tests.dashboard.bundled_samples import comparison_request
+from tokentwin.calibration.validation.report import ValidationReport
 from tokentwin.cli import cli
+from tokentwin.dashboard.bundled import bundled_answer
+from tokentwin.planning.compare.document import ComparisonDocument
 from tokentwin.run_table import print_metrics
+from tokentwin.serving.answers.document import Document
+from tokentwin.serving.answers.terminal import print_report
 
 STATS = ("mean", "p50", "p90", "p95", "p99", "max")
 

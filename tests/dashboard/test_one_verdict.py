@@ -8,29 +8,29 @@ import pytest
 
 pytest.importorskip("streamlit")
 
-from calibration.trust import VALIDATED
-from calibration.validation.evidence import MOST_MEDIAN_PCT, trust_in_recording, trust_in_report
-from calibration.validation.report import load_report
-from dashboard.bundled import DEMO, DEMO_ON_VLLM, EXTERNAL_SAMPLE
-from dashboard.plan_page import words
-from dashboard.plan_page.inputs import plan_request
-from dashboard.plan_page.tasks import COARSE, PLAN
-from dashboard.policy_lab_page.inputs import b_as_a
-from dashboard.run_page.slo_lines import _verdicts
-from dashboard.trust_page.own_question import judged, questions
-from dashboard.trust_page.results import load_external
-from planning.jobs.files import write_json
-from planning.jobs.job import Job, Status
-from planning.plan.document import PlanDocument, percent
-from planning.plan.frontier import Fleet
-from planning.plan.mixed_fleet import MixedFleet
-from planning.plan.objectives import parse_objectives
-from serving.answers.figures import shown_change, shown_share, shown_time
-from serving.deployments.gpu_spec import find_gpu
 from tests.dashboard.pages import charts, opened, parameter, shown
 from tests.dashboard.samples import plan_example
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
+from tokentwin.calibration.trust import VALIDATED
+from tokentwin.calibration.validation.evidence import MOST_MEDIAN_PCT, trust_in_recording, trust_in_report
+from tokentwin.calibration.validation.report import load_report
+from tokentwin.dashboard.bundled import DEMO, DEMO_ON_VLLM, EXTERNAL_SAMPLE
+from tokentwin.dashboard.plan_page import words
+from tokentwin.dashboard.plan_page.inputs import plan_request
+from tokentwin.dashboard.plan_page.tasks import COARSE, PLAN
+from tokentwin.dashboard.policy_lab_page.inputs import b_as_a
+from tokentwin.dashboard.run_page.slo_lines import _verdicts
+from tokentwin.dashboard.trust_page.own_question import judged, questions
+from tokentwin.dashboard.trust_page.results import load_external
+from tokentwin.planning.jobs.files import write_json
+from tokentwin.planning.jobs.job import Job, Status
+from tokentwin.planning.plan.document import PlanDocument, percent
+from tokentwin.planning.plan.frontier import Fleet
+from tokentwin.planning.plan.mixed_fleet import MixedFleet
+from tokentwin.planning.plan.objectives import parse_objectives
+from tokentwin.serving.answers.figures import shown_change, shown_share, shown_time
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
 
 
 @pytest.mark.parametrize("demo", [DEMO, DEMO_ON_VLLM], ids=["our engine", "vLLM"])

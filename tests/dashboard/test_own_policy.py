@@ -9,19 +9,19 @@ pytest.importorskip("streamlit")
 
 from click.testing import CliRunner
 
-import dashboard.server
-from dashboard.own_policy import classes, keep_policy
-from dashboard.plan_page import tasks as plan_tasks
-from dashboard.policy_lab_page.tasks import simulated
-from dashboard.sweeps_page.tasks import check_sweep
-from planning.compare.document import ComparisonDocument
-from planning.plan.document import PlanDocument
-from planning.progress import quiet
-from serving.errors import UserError
+import tokentwin.dashboard.server
 from tests.dashboard.pages import shown
 from tokentwin.commands.dashboard import dashboard as command
+from tokentwin.dashboard.own_policy import classes, keep_policy
+from tokentwin.dashboard.plan_page import tasks as plan_tasks
+from tokentwin.dashboard.policy_lab_page.tasks import simulated
+from tokentwin.dashboard.sweeps_page.tasks import check_sweep
+from tokentwin.planning.compare.document import ComparisonDocument
+from tokentwin.planning.plan.document import PlanDocument
+from tokentwin.planning.progress import quiet
+from tokentwin.serving.errors import UserError
 
-POLICY = b"""from serving.policies.ranked import RankedScheduler
+POLICY = b"""from tokentwin.serving.policies.ranked import RankedScheduler
 
 class _Hidden: ...
 
@@ -118,7 +118,7 @@ def test_a_file_is_read_and_not_run():
 )
 def test_the_flag_reaches_the_server_and_needs_a_password_on_a_network(arguments, served, monkeypatch, tmp_path):
     given = []
-    monkeypatch.setattr(dashboard.server, "serve", lambda *arguments: given.append(arguments[-1]))
+    monkeypatch.setattr(tokentwin.dashboard.server, "serve", lambda *arguments: given.append(arguments[-1]))
     assert CliRunner().invoke(command, [str(tmp_path), "--port", "18512", *arguments]).exit_code == 0
     assert given == [served]
     refused = CliRunner().invoke(command, [str(tmp_path), "--own-policies", "--host", "0.0.0.0"])

@@ -14,11 +14,11 @@ pytest.importorskip("streamlit")
 from click.testing import CliRunner
 from streamlit.testing.v1 import AppTest
 
-from dashboard import library
-from serving.errors import UserError
 from tests.dashboard.pages import charts, opened, parameter, text
 from tests.dashboard.samples import one_line
 from tokentwin.commands.dashboard import dashboard
+from tokentwin.dashboard import library
+from tokentwin.serving.errors import UserError
 
 run, step = partial(opened, "run"), partial(opened, "step")
 
@@ -111,12 +111,12 @@ def test_the_app_opens_on_what_there_is(samples, monkeypatch, tmp_path, kept, ti
     """On a plan, or without one on a validation or a recording of the user's own."""
     from pathlib import Path
 
-    import dashboard
+    import tokentwin.dashboard
 
     for path in samples.glob(kept) if kept else ():
         shutil.copytree(path, tmp_path / path.name)
     monkeypatch.setattr(sys, "argv", ["app.py", str(tmp_path)])
-    app = AppTest.from_file(str(Path(dashboard.__file__).parent / "app.py"), default_timeout=300).run()
+    app = AppTest.from_file(str(Path(tokentwin.dashboard.__file__).parent / "app.py"), default_timeout=300).run()
     assert not app.exception
     assert title in app.title[0].value
 

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("plotly")
 
-import dashboard
-from dashboard.palette import ALARM, NEUTRAL, POLICY, REAL, SERIES, SIMULATED
+import tokentwin.dashboard
+from tokentwin.dashboard.palette import ALARM, NEUTRAL, POLICY, REAL, SERIES, SIMULATED
 
 # What is left of linear sRGB without one kind of cone (Machado, Oliveira and Fernandes 2009, severity 1).
 SIGHT = {
@@ -77,9 +77,9 @@ def test_colours_of_one_figure_differ(colours: tuple[str, ...], sight: str) -> N
 
 def test_captions_of_the_light_theme_have_enough_contrast() -> None:
     """Streamlit draws captions with 60 % of the text's colour (WCAG 2.2, 1.4.3: at least 4.5)."""
-    theme = tomllib.loads((Path(dashboard.__file__).parent / ".streamlit" / "config.toml").read_text())["theme"][
-        "light"
-    ]
+    theme = tomllib.loads((Path(tokentwin.dashboard.__file__).parent / ".streamlit" / "config.toml").read_text())[
+        "theme"
+    ]["light"]
 
     def rgb(colour: str) -> np.ndarray:
         return np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255

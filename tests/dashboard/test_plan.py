@@ -20,37 +20,37 @@ pytest.importorskip("streamlit")
 
 from streamlit.testing.v1 import AppTest
 
-from dashboard.bundled import bundled_answer
-from dashboard.frontier_page import charts as frontier_charts
-from dashboard.palette import REAL, policy_colour
-from dashboard.plan_page import charts as plan_charts
-from dashboard.plan_page import tasks as plan_tasks
-from dashboard.plan_page import words
-from dashboard.plan_page.command import plan_command
-from dashboard.plan_page.inputs import plan_request
-from dashboard.plan_page.tasks import COARSE, FLEET, MOST_CLIENTS, PLAN
-from dashboard.plan_page.words import fleet_name, plan_name, why_not_fewer
-from dashboard.plan_page.words import ranked as ranked_fleets
-from dashboard.shapes import MOST_REQUESTS, shapes
-from dashboard.shown import prose
-from dashboard.uploads import keep_model, keep_trace, model_path
-from planning.jobs.files import write_json
-from planning.jobs.job import DIED, Job
-from planning.plan.answer import length_histogram
-from planning.plan.document import FleetPoint, Lengths, LoadPoint, PlanDocument
-from planning.plan.mixed_fleet import MixedFleet, MixedPool
-from planning.plan.objectives import parse_objectives
-from planning.plan.pricing import priced_candidates
-from planning.plan.request import PlanRequest
-from serving.deployments.config import parse
-from serving.errors import UserError
-from serving.scheduler import POLICIES
 from tests.dashboard.pages import opened, shown
 from tests.dashboard.samples import borne, one_line, plan_example
 from tests.dashboard.test_uploads import CONFIG, CSV
 from tests.planning.sweep_samples import calibrated
 from tests.tokentwin.test_plan_command import arrival_rate
-from traces import synth
+from tokentwin.dashboard.bundled import bundled_answer
+from tokentwin.dashboard.frontier_page import charts as frontier_charts
+from tokentwin.dashboard.palette import REAL, policy_colour
+from tokentwin.dashboard.plan_page import charts as plan_charts
+from tokentwin.dashboard.plan_page import tasks as plan_tasks
+from tokentwin.dashboard.plan_page import words
+from tokentwin.dashboard.plan_page.command import plan_command
+from tokentwin.dashboard.plan_page.inputs import plan_request
+from tokentwin.dashboard.plan_page.tasks import COARSE, FLEET, MOST_CLIENTS, PLAN
+from tokentwin.dashboard.plan_page.words import fleet_name, plan_name, why_not_fewer
+from tokentwin.dashboard.plan_page.words import ranked as ranked_fleets
+from tokentwin.dashboard.shapes import MOST_REQUESTS, shapes
+from tokentwin.dashboard.shown import prose
+from tokentwin.dashboard.uploads import keep_model, keep_trace, model_path
+from tokentwin.planning.jobs.files import write_json
+from tokentwin.planning.jobs.job import DIED, Job
+from tokentwin.planning.plan.answer import length_histogram
+from tokentwin.planning.plan.document import FleetPoint, Lengths, LoadPoint, PlanDocument
+from tokentwin.planning.plan.mixed_fleet import MixedFleet, MixedPool
+from tokentwin.planning.plan.objectives import parse_objectives
+from tokentwin.planning.plan.pricing import priced_candidates
+from tokentwin.planning.plan.request import PlanRequest
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.scheduler import POLICIES
+from tokentwin.traces import synth
 
 pytestmark = pytest.mark.usefixtures("read_here")
 _RATIOS = ",".join(f"{prefill}:{decode}" for prefill in range(1, 9) for decode in range(1, 9))

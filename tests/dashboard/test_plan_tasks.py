@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from dashboard.plan_page.tasks import COARSE, fleet, plan
-from dashboard.run_page.words import bands_of
-from dashboard.shapes import LEAST_REQUESTS, MOST_REQUESTS, shapes
-from planning.diagnose.recorded_run import diagnose
-from planning.diagnose.request import DiagnoseRequest
-from planning.jobs.files import read_json
-from planning.plan.objectives import parse_objectives
-from planning.plan.request import PlanRequest
-from planning.traffic import Offered
-from serving.deployments.config import parse
-from traces.formats.trace_file import write_workload
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
-from traces.synth import synthesise
+from tokentwin.dashboard.plan_page.tasks import COARSE, fleet, plan
+from tokentwin.dashboard.run_page.words import bands_of
+from tokentwin.dashboard.shapes import LEAST_REQUESTS, MOST_REQUESTS, shapes
+from tokentwin.planning.diagnose.recorded_run import diagnose
+from tokentwin.planning.diagnose.request import DiagnoseRequest
+from tokentwin.planning.jobs.files import read_json
+from tokentwin.planning.plan.objectives import parse_objectives
+from tokentwin.planning.plan.request import PlanRequest
+from tokentwin.planning.traffic import Offered
+from tokentwin.serving.deployments.config import parse
+from tokentwin.traces.formats.trace_file import write_workload
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
+from tokentwin.traces.synth import synthesise
 
 SETTINGS: dict[str, Any] = {
     "model": "Llama-3.1-8B",

@@ -8,25 +8,25 @@ import pytest
 
 pytest.importorskip("streamlit")
 
-from dashboard.bundled import RUN_SAMPLE
-from dashboard.plan_page.estimates import estimates
-from dashboard.plan_page.inputs import plan_request
-from dashboard.plan_page.tasks import PLAN, glance
-from dashboard.plan_page.words import EXAMPLE, LOOKED_AT
-from dashboard.planned import TO_COMPARE, Planned, link_to, plan_settings
-from dashboard.run_page.slo_lines import slo_figure
-from dashboard.uploads import keep_trace, trace_name, trace_path
-from planning.compare.request import CompareRequest
-from planning.jobs.files import write_json
-from planning.jobs.job import Job
-from planning.plan.document import PlanDocument
-from planning.plan.objectives import parse_objectives
-from serving.deployments.config import parse
 from tests.dashboard.pages import opened, parameter, shown
 from tests.dashboard.samples import plan_example
 from tests.dashboard.test_uploads import CSV
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
+from tokentwin.dashboard.bundled import RUN_SAMPLE
+from tokentwin.dashboard.plan_page.estimates import estimates
+from tokentwin.dashboard.plan_page.inputs import plan_request
+from tokentwin.dashboard.plan_page.tasks import PLAN, glance
+from tokentwin.dashboard.plan_page.words import EXAMPLE, LOOKED_AT
+from tokentwin.dashboard.planned import TO_COMPARE, Planned, link_to, plan_settings
+from tokentwin.dashboard.run_page.slo_lines import slo_figure
+from tokentwin.dashboard.uploads import keep_trace, trace_name, trace_path
+from tokentwin.planning.compare.request import CompareRequest
+from tokentwin.planning.jobs.files import write_json
+from tokentwin.planning.jobs.job import Job
+from tokentwin.planning.plan.document import PlanDocument
+from tokentwin.planning.plan.objectives import parse_objectives
+from tokentwin.serving.deployments.config import parse
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
 
 
 @pytest.fixture(scope="module")

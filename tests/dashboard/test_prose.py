@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("streamlit")
 
-from dashboard.shown import literal, prose
+from tokentwin.dashboard.shown import literal, prose
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("streamlit")
 
-from dashboard.bundled import EXTERNAL_SAMPLE
-from dashboard.trust_page.results import EXTERNAL
 from tests.dashboard.badges import page_badges
 from tests.dashboard.test_plan import plan, shown
+from tokentwin.dashboard.bundled import EXTERNAL_SAMPLE
+from tokentwin.dashboard.trust_page.results import EXTERNAL
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import pytest
 
 pytest.importorskip("duckdb")
 
-from dashboard.sweeps_page.query import LONGEST, cut_short, query
-from serving.errors import UserError
+from tokentwin.dashboard.sweeps_page.query import LONGEST, cut_short, query
+from tokentwin.serving.errors import UserError
 
 RUNS = pa.table({"gpu": ["H100", "L40S"] * 50, "rate": list(range(100)), "ttft_ms_p99": [0.5 * i for i in range(100)]})
 

@@ -17,32 +17,38 @@ pytest.importorskip("streamlit")
 import streamlit
 from click.testing import CliRunner
 
-from calibration.steps.explanation import ExplainedOperation
-from calibration.steps.external_calibration import identity, predicted_cost
-from calibration.steps.run_explanation import PREDICTED_COLUMNS, SAMPLE, RunExplanation, explain_run, measured_parts
-from calibration.trust import TrustLevel
-from dashboard.bundled import RUN_SAMPLE, bundled_answer, portable, sample_diagnosis
-from dashboard.loading import prefetch, token_gaps
-from dashboard.run_page import page as run_page
-from dashboard.run_page.diagnosis_charts import what_it_buys
-from dashboard.run_page.request_table import _row, slowest
-from dashboard.run_page.step_time_charts import part_times
-from planning.diagnose.baseline import LATENCIES
-from planning.diagnose.document import Counterfactual, DiagnosisDocument
-from planning.diagnose.recorded_run import diagnosis
-from planning.jobs.job import Job
-from planning.repricing import Source, source_of
-from planning.run_report import RequestEndings
-from serving.deployments.config import Deployment
-from serving.errors import UserError
 from tests.dashboard.badges import badges
 from tests.dashboard.pages import charts, opened, parameter, text, worded_alike
+from tokentwin.calibration.steps.explanation import ExplainedOperation
+from tokentwin.calibration.steps.external_calibration import identity, predicted_cost
+from tokentwin.calibration.steps.run_explanation import (
+    PREDICTED_COLUMNS,
+    SAMPLE,
+    RunExplanation,
+    explain_run,
+    measured_parts,
+)
+from tokentwin.calibration.trust import TrustLevel
 from tokentwin.cli import cli
 from tokentwin.commands.simulate import simulate
+from tokentwin.dashboard.bundled import RUN_SAMPLE, bundled_answer, portable, sample_diagnosis
+from tokentwin.dashboard.loading import prefetch, token_gaps
+from tokentwin.dashboard.run_page import page as run_page
+from tokentwin.dashboard.run_page.diagnosis_charts import what_it_buys
+from tokentwin.dashboard.run_page.request_table import _row, slowest
+from tokentwin.dashboard.run_page.step_time_charts import part_times
+from tokentwin.planning.diagnose.baseline import LATENCIES
+from tokentwin.planning.diagnose.document import Counterfactual, DiagnosisDocument
+from tokentwin.planning.diagnose.recorded_run import diagnosis
+from tokentwin.planning.jobs.job import Job
+from tokentwin.planning.repricing import Source, source_of
+from tokentwin.planning.run_report import RequestEndings
 from tokentwin.run_table import print_metrics, print_reasons
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording, notes_of
-from traces.recording_writer import RecordingWriter
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording, notes_of
+from tokentwin.traces.recording_writer import RecordingWriter
 
 SPEC = {
     "requests": 150,
@@ -486,10 +492,10 @@ def test_gaps_of_a_small_run_are_those_of_all_requests(timed):
 
 
 def test_a_long_table_is_prepared_by_a_job_and_is_the_export(tmp_path, monkeypatch):
-    from dashboard import downloads as menu
-    from dashboard.export_task import export_job, write
-    from planning.exports.export import write_export
-    from planning.exports.recorded_run import RecordedRun
+    from tokentwin.dashboard import downloads as menu
+    from tokentwin.dashboard.export_task import export_job, write
+    from tokentwin.planning.exports.export import write_export
+    from tokentwin.planning.exports.recorded_run import RecordedRun
 
     source = RecordedRun(RUN_SAMPLE, runs=tmp_path)
     job = export_job(tmp_path / "jobs", source, "csv", "steps")

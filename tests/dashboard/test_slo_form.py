@@ -7,9 +7,9 @@ pytest.importorskip("streamlit")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dashboard.plan_page.slo_form import ATTAINMENT, LATENCIES, Slo
-from planning.plan.objectives import parse_objectives
 from tests.dashboard.pages import opened
+from tokentwin.dashboard.plan_page.slo_form import ATTAINMENT, LATENCIES, Slo
+from tokentwin.planning.plan.objectives import parse_objectives
 
 _classes = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1, max_size=8)
 

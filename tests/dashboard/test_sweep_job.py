@@ -8,20 +8,20 @@ import pytest
 pytest.importorskip("streamlit")
 pytest.importorskip("duckdb")
 
-from dashboard.bundled import SAMPLES
-from dashboard.sweeps_page import charts as sweep_charts
-from dashboard.sweeps_page import tasks
-from dashboard.sweeps_page.inputs import sweep_of
-from dashboard.sweeps_page.page import SAMPLE
-from dashboard.sweeps_page.tasks import DATASET, MOST_RUNS, PARTIAL, SWEEP, UNDER_WAY, check_sweep, sweep
-from planning.exports.sweep import SweepView
-from planning.jobs.files import write_json
-from planning.jobs.job import Job
-from planning.progress import quiet
-from planning.sweep.executors import in_processes
-from planning.sweep.results import SweepResults
-from serving.errors import UserError
 from tests.dashboard.pages import charts, opened, shown
+from tokentwin.dashboard.bundled import SAMPLES
+from tokentwin.dashboard.sweeps_page import charts as sweep_charts
+from tokentwin.dashboard.sweeps_page import tasks
+from tokentwin.dashboard.sweeps_page.inputs import sweep_of
+from tokentwin.dashboard.sweeps_page.page import SAMPLE
+from tokentwin.dashboard.sweeps_page.tasks import DATASET, MOST_RUNS, PARTIAL, SWEEP, UNDER_WAY, check_sweep, sweep
+from tokentwin.planning.exports.sweep import SweepView
+from tokentwin.planning.jobs.files import write_json
+from tokentwin.planning.jobs.job import Job
+from tokentwin.planning.progress import quiet
+from tokentwin.planning.sweep.executors import in_processes
+from tokentwin.planning.sweep.results import SweepResults
+from tokentwin.serving.errors import UserError
 
 sweeps = partial(opened, "sweeps")
 SMALL = {"do": "start", "gpus": "H100", "rates": "2,4", "policies": "vllm", "requests": "50", "seeds": "1"}

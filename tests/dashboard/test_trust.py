@@ -12,16 +12,20 @@ import pytest
 pytest.importorskip("streamlit")
 
 
-from calibration.steps.external_calibration import identity, predicted_cost
-from calibration.validation.decision_replay import recorded_deployment
-from calibration.validation.report import RunRow, ValidationReport, load_report
-from dashboard.bundled import DEMO, DEMO_ON_VLLM, EXTERNAL_SAMPLE
-from dashboard.trust_page import results
-from dashboard.trust_page.charts import errors
-from dashboard.trust_page.domain import domain
-from dashboard.trust_page.external_charts import errors_by_source
-from dashboard.trust_page.own_question import Question, judged
-from dashboard.trust_page.results import (
+from tests.dashboard.badges import badges
+from tests.dashboard.bundled_samples import condense
+from tests.dashboard.pages import charts, opened, parameter, shown, text
+from tests.dashboard.samples import one_line, report, write_report
+from tokentwin.calibration.steps.external_calibration import identity, predicted_cost
+from tokentwin.calibration.validation.decision_replay import recorded_deployment
+from tokentwin.calibration.validation.report import RunRow, ValidationReport, load_report
+from tokentwin.dashboard.bundled import DEMO, DEMO_ON_VLLM, EXTERNAL_SAMPLE
+from tokentwin.dashboard.trust_page import results
+from tokentwin.dashboard.trust_page.charts import errors
+from tokentwin.dashboard.trust_page.domain import domain
+from tokentwin.dashboard.trust_page.external_charts import errors_by_source
+from tokentwin.dashboard.trust_page.own_question import Question, judged
+from tokentwin.dashboard.trust_page.results import (
     DECISIONS,
     EXTERNAL,
     External,
@@ -30,20 +34,16 @@ from dashboard.trust_page.results import (
     newest_clients,
     newest_decisions,
 )
-from dashboard.trust_page.rungs import rungs
-from planning.learn.watched import Layer, WatchedServer
-from planning.priced_scenario import price_scenario
-from planning.repricing import Source
-from planning.simulation import recorded
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.errors import UserError
-from sim.cluster import simulate_to
-from tests.dashboard.badges import badges
-from tests.dashboard.bundled_samples import condense
-from tests.dashboard.pages import charts, opened, parameter, shown, text
-from tests.dashboard.samples import one_line, report, write_report
-from traces.recording import Recording
-from traces.synth import parse_spec, synthesise
+from tokentwin.dashboard.trust_page.rungs import rungs
+from tokentwin.planning.learn.watched import Layer, WatchedServer
+from tokentwin.planning.priced_scenario import price_scenario
+from tokentwin.planning.repricing import Source
+from tokentwin.planning.simulation import recorded
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.sim.cluster import simulate_to
+from tokentwin.traces.recording import Recording
+from tokentwin.traces.synth import parse_spec, synthesise
 
 
 @pytest.fixture(scope="module")
@@ -311,7 +311,7 @@ def test_kernel_tables_have_a_map_too(on_a_gpu):
 
 
 def test_of_a_sample_of_the_steps_it_says_of_how_many(on_a_gpu, monkeypatch):
-    monkeypatch.setattr("dashboard.trust_page.domain._MOST_JUDGED", 50)
+    monkeypatch.setattr("tokentwin.dashboard.trust_page.domain._MOST_JUDGED", 50)
     run = Recording.load(on_a_gpu / "run")
     maps = domain(run, Source(None, "H100"))
     assert (maps.steps, maps.all_steps) == (50, run.steps.num_rows)

@@ -14,14 +14,14 @@ import pytest
 
 pytest.importorskip("streamlit")
 
-from dashboard import uploads
-from dashboard.trace_columns import TEMPLATE, first_rows, likely_columns
-from dashboard.uploads import keep_model, keep_trace, model_path, trace_path
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
-from traces.formats.columns import usual_field
-from traces.formats.simple import FIELDS
-from traces.formats.trace_file import read_workload
+from tokentwin.dashboard import uploads
+from tokentwin.dashboard.trace_columns import TEMPLATE, first_rows, likely_columns
+from tokentwin.dashboard.uploads import keep_model, keep_trace, model_path, trace_path
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.formats.columns import usual_field
+from tokentwin.traces.formats.simple import FIELDS
+from tokentwin.traces.formats.trace_file import read_workload
 
 CSV = b"arrival_s,prompt_tokens,output_tokens\n0,10,5\n0.5,20,6\n2,30,7\n"
 CONFIG = {
@@ -74,6 +74,8 @@ def test_semicolons_and_decimal_commas_are_read_as_the_same_requests(tmp_path: P
             assert path is not None
             kept.append([replace(request, id=0) for request in read_workload(path).requests])
         assert kept[0] == kept[1] and len(kept[0]) == 3
+    thousands = b"arrival_s;prompt_tokens;output_tokens\n0,5;1,000;20\n"
+    assert "prompt_tokens: '1,000': must be a number" in refused(keep_trace, tmp_path, thousands)
     assert "has 2 cells, but the header has 3" in refused(
         keep_trace, tmp_path, b"arrival_s;prompt_tokens;output_tokens\n0;10\n"
     )

@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip("streamlit")
 
-from dashboard.your_server_page.page import SAMPLE
-from planning.learn.document import LearntServer
-from planning.learn.watched import Layer, WatchedServer
 from tests.dashboard.pages import charts, opened, shown
+from tokentwin.dashboard.your_server_page.page import SAMPLE
+from tokentwin.planning.learn.document import LearntServer
+from tokentwin.planning.learn.watched import Layer, WatchedServer
 
 
 def test_the_example_says_so_and_how_to_learn_a_server(tmp_path: Path) -> None:

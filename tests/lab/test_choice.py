@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from calibration.steps.interval import REACH
 from lab.decisions.rules import Band, errors, share_of_best
-from planning.plan.worth import choose
+from tokentwin.calibration.steps.interval import REACH
+from tokentwin.planning.plan.worth import choose
 
 
 def normal(x: float) -> float:

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from calibration.trust import LEVELS
 from lab.claims.check import break_even, check
 from lab.claims.claim import BreakEven, Claim, Expected, Experiment, load_claims
 from lab.claims.figures import measured
 from lab.claims.page import page as as_markdown
-from planning.claims.document import CheckedCase, verdict_of
-from serving.deployments.config import parse
-from serving.errors import UserError
-from serving.front_door import FrontDoor
 from tests.command import tokentwin
+from tokentwin.calibration.trust import LEVELS
+from tokentwin.planning.claims.document import CheckedCase, verdict_of
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.front_door import FrontDoor
 
 TRAFFIC = {
     "requests": 12,

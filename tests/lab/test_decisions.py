@@ -12,8 +12,6 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.steps.evidence import bundled_evidence
-from dashboard.trust_page.results import newest_decisions
 from lab.decisions import scoring
 from lab.decisions.__main__ import decisions as choose
 from lab.decisions.configurations import Configuration, Times
@@ -24,6 +22,8 @@ from lab.decisions.rules import RULES, anchored, by_expected_worth, most_through
 from lab.decisions.scoring import answers, common_share, decided, summed_up
 from tests.budget import examples
 from tests.calibration.test_evidence import run as predicted_run
+from tokentwin.calibration.steps.evidence import bundled_evidence
+from tokentwin.dashboard.trust_page.results import newest_decisions
 
 
 def option(

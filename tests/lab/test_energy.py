@@ -5,9 +5,9 @@ import pytest
 
 from lab.energy.published import fit, modelled, published_runs, shares
 from lab.energy.simulated import limited_runs, predict, predict_limited
-from planning.energy import energy_factors, power_factors
-from serving.deployments.gpu_spec import find_gpu
-from traces.metrics.power import FITTED, OTHERS
+from tokentwin.planning.energy import energy_factors, power_factors
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.traces.metrics.power import FITTED, OTHERS
 
 RUNS = published_runs()
 USED, MEASURED = np.array([run.used for run in RUNS]), shares(RUNS)

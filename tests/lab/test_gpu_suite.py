@@ -22,10 +22,10 @@ from lab.gpu_suite.results import Results, load, progress_of
 from lab.gpu_suite.sizes import dry_sizes, gpu_sizes
 from lab.gpu_suite.units import OutOfTime
 from lab.gpu_suite.vllm_kernels import decode_step_ns, prompt_step_ns
-from realengine.devices.machine import _driver
-from realengine.engine import Engine
-from realengine.models.weights import load_model_files, random_spec
-from traces.recording import Recording
+from tokentwin.realengine.devices.machine import _driver
+from tokentwin.realengine.engine import Engine
+from tokentwin.realengine.models.weights import load_model_files, random_spec
+from tokentwin.traces.recording import Recording
 
 pytestmark = pytest.mark.engine
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def suite(*arguments: object) -> subprocess.CompletedProcess[str]:
 # process of their own.
 FEWER_PROCESSES = """
 import sys
-from calibration.validation import known_speed
+from tokentwin.calibration.validation import known_speed
 from lab.gpu_suite import phases
 from lab.gpu_suite.__main__ import main
 from tests.command import tokentwin

@@ -11,10 +11,10 @@ import torch
 
 from lab.gpu_suite import end_to_end
 from lab.gpu_suite.end_to_end import Checked, check_engine, checked, engine_checks
-from realengine.devices.cpu_device import CpuDevice
-from realengine.engine import Engine
-from realengine.seating import Seating
-from realengine.sequence import TokenSequence
+from tokentwin.realengine.devices.cpu_device import CpuDevice
+from tokentwin.realengine.engine import Engine
+from tokentwin.realengine.seating import Seating
+from tokentwin.realengine.sequence import TokenSequence
 
 pytestmark = pytest.mark.engine
 

@@ -39,9 +39,9 @@ from lab.gpu_suite.operations import (
 from lab.gpu_suite.page import decode_shares, page
 from lab.gpu_suite.references import distance_from_draw, relative_error
 from lab.gpu_suite.timing import CpuBench, CudaBench, Timing, find_bench, input_sets
-from realengine.kernels.launches import Shape
-from realengine.models.weights import random_spec
-from serving.deployments.model_spec import ModelSpec
+from tokentwin.realengine.kernels.launches import Shape
+from tokentwin.realengine.models.weights import random_spec
+from tokentwin.serving.deployments.model_spec import ModelSpec
 
 pytestmark = pytest.mark.engine
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ CASES = """
 import json, torch
 from lab.gpu_suite.attention_operations import attention
 from lab.gpu_suite.operations import On, add_rms_norm, argmax, silu_mul
-from realengine.kernels.launches import Shape
+from tokentwin.realengine.kernels.launches import Shape
 
 def cases(device):
     bf16 = torch.bfloat16
@@ -109,7 +109,7 @@ from lab.gpu_suite import precompile
 from lab.gpu_suite.precompile import Shared, compile_launches, launches
 from lab.gpu_suite.sizes import gpu_sizes
 from triton.runtime.jit import JITFunction
-from realengine.kernels import paged_attention
+from tokentwin.realengine.kernels import paged_attention
 seen, rows = set(), []
 precompile.DECODE_BUCKETS = (1, 64, 256)
 part = paged_attention._attention_part

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from calibration.steps.features import MeasuredSteps
-from calibration.steps.fit import linear, step_prices
-from calibration.steps.surface_fit import surfaces_for, thinned
-from serving.deployments.config import Deployment
-from traces.recording import Recording
+from tokentwin.calibration.steps.features import MeasuredSteps
+from tokentwin.calibration.steps.fit import linear, step_prices
+from tokentwin.calibration.steps.surface_fit import surfaces_for, thinned
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.traces.recording import Recording
 
 ARCHIVE = Path(__file__).parents[2] / "lab" / "results" / "gpu" / "h200" / "recordings-1.tar"
 

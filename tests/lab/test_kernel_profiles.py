@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.kernels.catalogue import TransferredKernels, load_kernels
-from calibration.kernels.surfaces import KernelSurfaces, is_whole
-from calibration.operations import DecodeAttention, Experts, Gemm
-from calibration.trust import TrustLevel
 from lab.kernels.fit import fit_profiles
 from lab.kernels.llmservingsim import profiled
-from serving.deployments.gpu_spec import find_gpu
-from serving.errors import UserError
+from tokentwin.calibration.kernels.catalogue import TransferredKernels, load_kernels
+from tokentwin.calibration.kernels.surfaces import KernelSurfaces, is_whole
+from tokentwin.calibration.operations import DecodeAttention, Experts, Gemm
+from tokentwin.calibration.trust import TrustLevel
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.errors import UserError
 
 PROFILES = Path(__file__).parents[3] / "shared" / "data" / "llmservingsim" / "kernel_profiles"
 needs_profiles = pytest.mark.skipif(not PROFILES.is_dir(), reason="the profiles are not here: no ../shared/data")

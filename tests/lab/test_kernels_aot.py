@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="kernels are compiled by Triton, which is n
 pytest.importorskip("torch")
 
 from lab.gpu_suite import aot
-from realengine.kernels.row_operations import specialisations
+from tokentwin.realengine.kernels.row_operations import specialisations
 
 REPOSITORY = Path(__file__).parents[2]
 USED = aot.Resources(4, 1, 64, 0, 0, 0, {"ld.global.v4.b32": 2, "griddepcontrol": 1, "wgmma": 0, "cp.async": 0})
@@ -27,7 +27,7 @@ def compiled(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 ONE_EACH = """
 import sys
 from lab.gpu_suite import aot
-from realengine.kernels.launches import COMPILED_FOR
+from tokentwin.realengine.kernels.launches import COMPILED_FOR
 COMPILED_FOR.set(divmod(int(sys.argv[1]), 10))
 first = {spec.kernel: spec for spec in reversed(aot.specialisations())}.values()
 reports = [(spec, aot.compile_report(spec)) for spec in first]

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from lab.oracles.__main__ import oracles
 from lab.oracles.live_conformance import FAMILIES, conform_live, scenario
 from lab.oracles.live_engines import find_engine
-from serving.errors import UserError
 from tests.vllm.environment import PYTHON, needs_vllm
+from tokentwin.serving.errors import UserError
 
 SCENARIOS = int(os.environ.get("TOKENTWIN_VLLM_SCENARIOS", "10"))
 

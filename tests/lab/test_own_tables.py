@@ -6,11 +6,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from calibration.kernels.catalogue import load_kernels
-from calibration.kernels.own_kernels import own_measurements
-from calibration.operations import DecodeAttention, Gemm, PrefillAttention
 from lab.kernels.fit import agreement, main
-from serving.deployments.gpu_spec import find_gpu
+from tokentwin.calibration.kernels.catalogue import load_kernels
+from tokentwin.calibration.kernels.own_kernels import own_measurements
+from tokentwin.calibration.operations import DecodeAttention, Gemm, PrefillAttention
+from tokentwin.serving.deployments.gpu_spec import find_gpu
 
 H200 = find_gpu("H200")
 OPERATIONS = [

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from lab.benchmarks.peers.simulators import Blis, PeerFailed, blis_row, inference_lab_config, timed
-from serving.deployments.config import SchedulerConfig
-from serving.workload import WorkloadRequest
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.workload import WorkloadRequest
 
 LIMITS = SchedulerConfig(num_blocks=100)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from serving.errors import UserError
-from serving.workload import PRIVATE
-from traces.measured.formats import measured_format
-from traces.measured.run import MeasuredRun
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import PRIVATE
+from tokentwin.traces.measured.formats import measured_format
+from tokentwin.traces.measured.run import MeasuredRun
 
 LLMSERVINGSIM = "lab.external.llmservingsim:LlmServingSim"
 SILICON_TABLE = "lab.external.silicon_table:SiliconTable"

@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from planning.diagnose.diagnosis import diagnose
-from planning.diagnose.document import DiagnosisDocument
-from planning.diagnose.evidence import Evidence
-from planning.diagnose.symptoms import symptoms
-from planning.priced_scenario import PricedScenario
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.fleet import FleetConfig
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import simulate_to
-from traces.recording import Recording
+from tokentwin.planning.diagnose.diagnosis import diagnose
+from tokentwin.planning.diagnose.document import DiagnosisDocument
+from tokentwin.planning.diagnose.evidence import Evidence
+from tokentwin.planning.diagnose.symptoms import symptoms
+from tokentwin.planning.priced_scenario import PricedScenario
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.fleet import FleetConfig
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import simulate_to
+from tokentwin.traces.recording import Recording
 
 MS, S = 1_000_000, 1_000_000_000
 ROOMY = {"num_blocks": 8192, "max_num_seqs": 64, "max_num_batched_tokens": 512, "max_model_len": 4096}

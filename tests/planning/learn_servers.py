@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from calibration.steps.external_calibration import predicted_cost
-from planning.learn.answers import Answer, simulated
-from planning.learn.questions import Question
-from serving.cost_model import CostModel
-from serving.deployments.config import Deployment
-from serving.front_door import FrontDoor
+from tokentwin.calibration.steps.external_calibration import predicted_cost
+from tokentwin.planning.learn.answers import Answer, simulated
+from tokentwin.planning.learn.questions import Question
+from tokentwin.serving.cost_model import CostModel
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.front_door import FrontDoor
 
 GPU = "H100"
 MODEL = "Llama-3.1-8B"

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibration.steps.interval import factor_at
-from calibration.trust import INTERPOLATED, Trust
-from planning.plan.candidates import Engine
-from planning.plan.objectives import parse_objectives
-from planning.plan.trial import Question, try_fleet
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.calibration.steps.interval import factor_at
+from tokentwin.calibration.trust import INTERPOLATED, Trust
+from tokentwin.planning.plan.candidates import Engine
+from tokentwin.planning.plan.objectives import parse_objectives
+from tokentwin.planning.plan.trial import Question, try_fleet
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
 
 SCHEDULER = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=512, max_model_len=2048, num_blocks=600)
 SPEEDS = {"slow": 1.0, "fast": 2.5, "snail": 0.1}  # speed relative to the slow engine

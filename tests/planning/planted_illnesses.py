@@ -11,23 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from calibration.steps.observed import observed, pure
-from calibration.steps.operation_cost import HostTimes, OperationCost
-from planning.diagnose.diagnosis import diagnose
-from planning.diagnose.document import DiagnosisDocument
-from planning.diagnose.evidence import Evidence
-from planning.diagnose.overload import drained_ns
-from planning.diagnose.symptoms import symptoms
-from planning.priced_scenario import PricedScenario, price_scenario
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import find_gpu
-from serving.errors import UserError
-from serving.front_door import FrontDoor
-from serving.workload import Item, Workload, WorkloadRequest
-from sim.cluster import Simulated, simulate_to
-from traces.metrics.client_view import as_clients_saw
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
+from tokentwin.calibration.steps.observed import observed, pure
+from tokentwin.calibration.steps.operation_cost import HostTimes, OperationCost
+from tokentwin.planning.diagnose.diagnosis import diagnose
+from tokentwin.planning.diagnose.document import DiagnosisDocument
+from tokentwin.planning.diagnose.evidence import Evidence
+from tokentwin.planning.diagnose.overload import drained_ns
+from tokentwin.planning.diagnose.symptoms import symptoms
+from tokentwin.planning.priced_scenario import PricedScenario, price_scenario
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.front_door import FrontDoor
+from tokentwin.serving.workload import Item, Workload, WorkloadRequest
+from tokentwin.sim.cluster import Simulated, simulate_to
+from tokentwin.traces.metrics.client_view import as_clients_saw
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
 
 S = 1_000_000_000
 _LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms", "itl_ms")

@@ -11,9 +11,9 @@ from unittest.mock import patch
 
 import yaml
 
-from serving.deployments.gpu_spec import gpus
-from serving.deployments.model_catalogue import find_model, models
 from tests.command import tokentwin
+from tokentwin.serving.deployments.gpu_spec import gpus
+from tokentwin.serving.deployments.model_catalogue import find_model, models
 
 Words = list[str]
 
@@ -136,7 +136,7 @@ def faults(seed: int, folder: Path) -> list[str]:
     wrong = []
     for words in _ASKED[seed % len(_ASKED)](_Drawn(seed), folder):
         begun: list[str] = []  # the stages, of which the first one may be to read
-        with patch("planning.progress._bar", _noting(begun)):
+        with patch("tokentwin.planning.progress._bar", _noting(begun)):
             status, stdout, stderr = tokentwin(*words)
         lines = stderr.splitlines()
         odd = re.findall(r"\bnan\b|\binf(?:inity)?\b|traceback|left out: .*|90 % band -.*", stdout + stderr, re.I)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from planning.learn.answers import Simulated, simulated
-from planning.learn.passive_look import Scrape
-from planning.learn.twin import Twin
-from serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.planning.learn.answers import Simulated, simulated
+from tokentwin.planning.learn.passive_look import Scrape
+from tokentwin.planning.learn.twin import Twin
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
 
 URL = "http://server:8000/metrics"
 _BOUNDS = (0.3, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)

@@ -7,11 +7,11 @@ from typing import Any
 
 import yaml
 
-from calibration.steps.features import CPU_FEATURES, STEP_FEATURES
-from calibration.steps.step_cost import Calibration
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.scheduler import POLICIES
-from serving.user_code.plugins import find
+from tokentwin.calibration.steps.features import CPU_FEATURES, STEP_FEATURES
+from tokentwin.calibration.steps.step_cost import Calibration
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.scheduler import POLICIES
+from tokentwin.serving.user_code.plugins import find
 
 SCHEDULER = SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=256, max_model_len=512, num_blocks=400)
 _Vllm = find("policy", "vllm", POLICIES, ())

@@ -19,27 +19,27 @@ from click.testing import CliRunner
 
 pytest.importorskip("streamlit")
 
-from dashboard.bundled import DEMO, EXTERNAL_SAMPLE, SAMPLES, bundled_answer, sample_diagnosis
-from dashboard.html_reports.report import write_report
-from dashboard.plan_page.command import plan_command
-from dashboard.plan_page.tasks import plan as planned
-from dashboard.sweeps_page.charts import opening_view
-from dashboard.trust_page.own_question import judged, questions
-from dashboard.trust_page.results import load_external
-from planning.compare.document import ComparisonDocument, furthest_off
-from planning.diagnose.document import DiagnosisDocument
-from planning.exports.export import formats_of, write_export
-from planning.exports.exportable import Exportable, open_exportable
-from planning.exports.sweep import Sweep
-from planning.exports.validation import Validation
-from planning.jobs.files import write_json
-from planning.plan.document import PlanDocument
-from serving.answers.figures import shown_share
-from serving.errors import UserError
 from tests.dashboard.bundled_samples import comparison_request, recordings_request
 from tests.dashboard.samples import borne, plan_example
 from tests.tokentwin.test_plan_command import EASY
 from tokentwin.cli import cli
+from tokentwin.dashboard.bundled import DEMO, EXTERNAL_SAMPLE, SAMPLES, bundled_answer, sample_diagnosis
+from tokentwin.dashboard.html_reports.report import write_report
+from tokentwin.dashboard.plan_page.command import plan_command
+from tokentwin.dashboard.plan_page.tasks import plan as planned
+from tokentwin.dashboard.sweeps_page.charts import opening_view
+from tokentwin.dashboard.trust_page.own_question import judged, questions
+from tokentwin.dashboard.trust_page.results import load_external
+from tokentwin.planning.compare.document import ComparisonDocument, furthest_off
+from tokentwin.planning.diagnose.document import DiagnosisDocument
+from tokentwin.planning.exports.export import formats_of, write_export
+from tokentwin.planning.exports.exportable import Exportable, open_exportable
+from tokentwin.planning.exports.sweep import Sweep
+from tokentwin.planning.exports.validation import Validation
+from tokentwin.planning.jobs.files import write_json
+from tokentwin.planning.plan.document import PlanDocument
+from tokentwin.serving.answers.figures import shown_share
+from tokentwin.serving.errors import UserError
 
 EVIL = '<img src=x onerror=alert(1)><a href="https://example.com">"\'&</script>'
 

@@ -21,22 +21,22 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.validation.bands import run_metrics
-from planning.bench.answer_stream import Answered, Events
-from planning.bench.client import ChatPrompts, TokenPrompts, bench
-from planning.bench.http_response import HttpResponse
-from planning.bench.request import BenchTarget
-from realengine.offered_workload import SegmentTokens
-from serving.errors import UserError
-from serving.workload import PRIVATE, STOPPED, Workload, WorkloadRequest
 from tests.apiserver.served import TWIN, serving
 from tests.command import tokentwin
 from tests.planning.made_up_server import made_up
-from traces.formats.parquet import write_parquet
-from traces.live_recording import entries
-from traces.metrics.client_view import matched
-from traces.metrics.run_metrics import SERVED_METRICS, RunMetrics
-from traces.recording import JOURNAL, Recording
+from tokentwin.calibration.validation.bands import run_metrics
+from tokentwin.planning.bench.answer_stream import Answered, Events
+from tokentwin.planning.bench.client import ChatPrompts, TokenPrompts, bench
+from tokentwin.planning.bench.http_response import HttpResponse
+from tokentwin.planning.bench.request import BenchTarget
+from tokentwin.realengine.offered_workload import SegmentTokens
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import PRIVATE, STOPPED, Workload, WorkloadRequest
+from tokentwin.traces.formats.parquet import write_parquet
+from tokentwin.traces.live_recording import entries
+from tokentwin.traces.metrics.client_view import matched
+from tokentwin.traces.metrics.run_metrics import SERVED_METRICS, RunMetrics
+from tokentwin.traces.recording import JOURNAL, Recording
 
 MS = 1_000_000
 TIMES = (
@@ -652,8 +652,8 @@ def test_bytes_that_are_no_answer_fail_one_request(tmp_path: Path) -> None:
 
 
 def test_simulations_know_of_no_api_server() -> None:
-    from serving.cost_model import TokenCost
-    from serving.deployments.config import Deployment
+    from tokentwin.serving.cost_model import TokenCost
+    from tokentwin.serving.deployments.config import Deployment
 
     simulated = run_metrics(alone(2), Deployment(), TokenCost(MS, 1000, 1))
     assert all(not simulated.distribution(name).count for name in SERVED_METRICS)

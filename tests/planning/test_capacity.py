@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from calibration.steps.observed import observed
-from planning.capacity import Capacity
-from planning.priced_scenario import PricedScenario
-from planning.simulation import SimulatedRun, recorded
-from serving.answers.terminal import print_report
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.step_plan import StepPlan
-from serving.user_code.own_cost import OwnCost
-from serving.workload import Workload
-from traces.synth import parse_spec, synthesise
+from tokentwin.calibration.steps.observed import observed
+from tokentwin.planning.capacity import Capacity
+from tokentwin.planning.priced_scenario import PricedScenario
+from tokentwin.planning.simulation import SimulatedRun, recorded
+from tokentwin.serving.answers.terminal import print_report
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.user_code.own_cost import OwnCost
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.synth import parse_spec, synthesise
 
 _SERVED = 100.0  # requests per second: 10 rows / (10 steps x 10 ms)
 _SCHEDULER = SchedulerConfig(max_num_seqs=10, max_num_batched_tokens=512, max_model_len=512, num_blocks=600)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from planning import checkout
 from tests.command import tokentwin
+from tokentwin.planning import checkout
 
 
 @pytest.fixture

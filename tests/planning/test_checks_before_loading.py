@@ -2,9 +2,9 @@
 
 import pytest
 
-from serving.workload import PRIVATE, Item, Workload, WorkloadRequest
 from tests.command import tokentwin
-from traces.formats.parquet import write_parquet
+from tokentwin.serving.workload import PRIVATE, Item, Workload, WorkloadRequest
+from tokentwin.traces.formats.parquet import write_parquet
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
@@ -23,7 +23,7 @@ pytest.importorskip("torch", reason="the engine extra is not installed")
     ],
 )
 def test_it_is_refused(command, line, tmp_path, monkeypatch):
-    monkeypatch.setattr("planning.measure.real_engine._runnable", None)  # which begins to load
+    monkeypatch.setattr("tokentwin.planning.measure.real_engine._runnable", None)  # which begins to load
     (tmp_path / "config.json").write_text("{}")
     words = '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"hello": 0, "u": 1}, "unk_token": "u"}}'
     (tmp_path / "tokenizer.json").write_text(words)

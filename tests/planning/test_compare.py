@@ -19,12 +19,16 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import t
 
-from calibration.steps.step_cost import Calibration
-from dashboard.bundled import DEMO, PAIR
-from planning.compare import comparison
-from planning.compare.comparer import compare_recordings
-from planning.compare.comparison import _row, ranking, verdict, winner
-from planning.compare.document import (
+from tests.budget import simulated
+from tests.planning.sweep_samples import calibrated
+from tests.sim.fleet_samples import COST, ROOMY, poisson
+from tokentwin.calibration.steps.step_cost import Calibration
+from tokentwin.cli import cli
+from tokentwin.dashboard.bundled import DEMO, PAIR
+from tokentwin.planning.compare import comparison
+from tokentwin.planning.compare.comparer import compare_recordings
+from tokentwin.planning.compare.comparison import _row, ranking, verdict, winner
+from tokentwin.planning.compare.document import (
     Compared,
     RanDeployment,
     Row,
@@ -33,22 +37,18 @@ from planning.compare.document import (
     ranking_verdict,
     simulated_errors,
 )
-from planning.compare.paired_runs import PairedRuns
-from planning.compare.request import CompareRecordingsRequest, CompareRequest
-from planning.compare.unit_bootstrap import Difference, Jain, Percentile, Ratio, differences
-from planning.priced_scenario import PricedScenario
-from planning.request import Timing
-from serving.answers.figures import shown_number
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.errors import UserError
-from serving.workload import Workload, WorkloadRequest
-from tests.budget import simulated
-from tests.planning.sweep_samples import calibrated
-from tests.sim.fleet_samples import COST, ROOMY, poisson
-from tokentwin.cli import cli
-from traces.schema import arrow_schema
-from traces.tables import percentiles
+from tokentwin.planning.compare.paired_runs import PairedRuns
+from tokentwin.planning.compare.request import CompareRecordingsRequest, CompareRequest
+from tokentwin.planning.compare.unit_bootstrap import Difference, Jain, Percentile, Ratio, differences
+from tokentwin.planning.priced_scenario import PricedScenario
+from tokentwin.planning.request import Timing
+from tokentwin.serving.answers.figures import shown_number
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.traces.schema import arrow_schema
+from tokentwin.traces.tables import percentiles
 
 MS, S = 1_000_000, 1_000_000_000
 
@@ -616,7 +616,7 @@ def test_the_engine_confirms_what_the_simulator_claims(tmp_path: Path) -> None:
 def test_a_comparison_is_the_same_to_the_bit_on_every_cpu() -> None:
     code = """
 import numpy as np
-from planning.compare.unit_bootstrap import Jain, Ratio, _correlation
+from tokentwin.planning.compare.unit_bootstrap import Jain, Ratio, _correlation
 rng = np.random.default_rng(1)
 weights = rng.multinomial(20, [1 / 20] * 20, size=500)
 numbers = rng.lognormal(3, 1, (3, 20))

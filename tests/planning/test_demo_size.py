@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.steps.design import Pace
-from planning.measure.demo_size import LOAD, demo_size
-from traces.synth import parse_spec, synthesise
+from tokentwin.calibration.steps.design import Pace
+from tokentwin.planning.measure.demo_size import LOAD, demo_size
+from tokentwin.traces.synth import parse_spec, synthesise
 
 
 @given(st.floats(1e6, 5e8), st.floats(1e4, 3e7), st.floats(30, 600), st.integers(2, 4))

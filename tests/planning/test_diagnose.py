@@ -13,24 +13,31 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.expert_routing import random_imbalance
-from calibration.operations import uniform_step
-from calibration.steps.operation_cost import HostTimes, OperationCost
-from calibration.steps.step_cost import Calibration, StepCost
-from calibration.steps.step_trust import stacked
-from planning.diagnose.baseline import FINISHED
-from planning.diagnose.changes import changes
-from planning.diagnose.constraint_lifts import (
+from tests.budget import examples
+from tests.calibration.step_model_samples import LLAMA, Roofline, deployment
+from tests.planning import diagnosed_runs as runs
+from tests.planning.diagnosed_runs import MS, S, arrivals, diagnosed, diagnosis_of, requests
+from tests.planning.sweep_samples import calibrated
+from tests.traces.notes import add_notes
+from tokentwin.calibration.expert_routing import random_imbalance
+from tokentwin.calibration.operations import uniform_step
+from tokentwin.calibration.steps.operation_cost import HostTimes, OperationCost
+from tokentwin.calibration.steps.step_cost import Calibration, StepCost
+from tokentwin.calibration.steps.step_trust import stacked
+from tokentwin.cli import cli
+from tokentwin.planning.diagnose.baseline import FINISHED
+from tokentwin.planning.diagnose.changes import changes
+from tokentwin.planning.diagnose.constraint_lifts import (
     LIFTS,
     dispersion,
     infinite_kv,
     more_places,
 )
-from planning.diagnose.diagnosis import diagnose, worth_of
-from planning.diagnose.document import Counterfactual, DiagnosisDocument
-from planning.diagnose.evidence import Evidence
-from planning.diagnose.fleet_lifts import more_replicas, no_failures
-from planning.diagnose.lifted_costs import (
+from tokentwin.planning.diagnose.diagnosis import diagnose, worth_of
+from tokentwin.planning.diagnose.document import Counterfactual, DiagnosisDocument
+from tokentwin.planning.diagnose.evidence import Evidence
+from tokentwin.planning.diagnose.fleet_lifts import more_replicas, no_failures
+from tokentwin.planning.diagnose.lifted_costs import (
     FreePrefill,
     NoCpuTime,
     repriced,
@@ -38,33 +45,26 @@ from planning.diagnose.lifted_costs import (
     with_parts,
     without_launches,
 )
-from planning.diagnose.recorded_run import another_run
-from planning.diagnose.symptoms import attainable_hit_rate, symptoms
-from planning.diagnose.verdict import troubled
-from planning.priced_scenario import PricedScenario, price_scenario
-from planning.repricing import Source
-from serving.answers.figures import shown_time
-from serving.answers.report import Line, Table
-from serving.cost_model import CostModel, TokenCost
-from serving.decode_set import DecodeSet
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.fleet import FleetConfig
-from serving.deployments.gpu_spec import find_gpu
-from serving.errors import UserError
-from serving.front_door import FrontDoor
-from serving.step_plan import StepPlan
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import simulate_to
-from sim.fleet import alike_pools
-from tests.budget import examples
-from tests.calibration.step_model_samples import LLAMA, Roofline, deployment
-from tests.planning import diagnosed_runs as runs
-from tests.planning.diagnosed_runs import MS, S, arrivals, diagnosed, diagnosis_of, requests
-from tests.planning.sweep_samples import calibrated
-from tests.traces.notes import add_notes
-from tokentwin.cli import cli
-from traces.metrics.run_metrics import RunMetrics, unserved_ns
-from traces.recording import Recording
+from tokentwin.planning.diagnose.recorded_run import another_run
+from tokentwin.planning.diagnose.symptoms import attainable_hit_rate, symptoms
+from tokentwin.planning.diagnose.verdict import troubled
+from tokentwin.planning.priced_scenario import PricedScenario, price_scenario
+from tokentwin.planning.repricing import Source
+from tokentwin.serving.answers.figures import shown_time
+from tokentwin.serving.answers.report import Line, Table
+from tokentwin.serving.cost_model import CostModel, TokenCost
+from tokentwin.serving.decode_set import DecodeSet
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.fleet import FleetConfig
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.front_door import FrontDoor
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import simulate_to
+from tokentwin.sim.fleet import alike_pools
+from tokentwin.traces.metrics.run_metrics import RunMetrics, unserved_ns
+from tokentwin.traces.recording import Recording
 
 CAUSES = {
     runs.kv_starved: ("infinite KV memory", "capacity", "full KV memory"),
@@ -647,7 +647,7 @@ def slow_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two places, by an invented calibration."""
     folder = tmp_path_factory.mktemp("diagnose")
     calibrated(folder / "calibration")
-    from traces.formats.parquet import write_parquet
+    from tokentwin.traces.formats.parquet import write_parquet
 
     write_parquet(requests(arrivals(120, 4), 60, 80), folder / "t.parquet")
     run(

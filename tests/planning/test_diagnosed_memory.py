@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from planning.diagnose.changes import changed, changes, share_of_memory
-from planning.diagnose.command import compare_command, named
-from planning.diagnose.diagnosis import diagnose
-from planning.diagnose.evidence import Evidence
-from planning.diagnose.symptoms import symptoms
-from planning.priced_scenario import PricedScenario, price_scenario
-from planning.repricing import Source
-from serving.deployments.config import Deployment, parse
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.kv_capacity import kv_capacity
-from serving.deployments.model_catalogue import find_model
-from serving.workload import Workload, WorkloadRequest
 from tests.planning.diagnosed_runs import MS, recorded
+from tokentwin.planning.diagnose.changes import changed, changes, share_of_memory
+from tokentwin.planning.diagnose.command import compare_command, named
+from tokentwin.planning.diagnose.diagnosis import diagnose
+from tokentwin.planning.diagnose.evidence import Evidence
+from tokentwin.planning.diagnose.symptoms import symptoms
+from tokentwin.planning.priced_scenario import PricedScenario, price_scenario
+from tokentwin.planning.repricing import Source
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.kv_capacity import kv_capacity
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.workload import Workload, WorkloadRequest
 
 MEMORY = "gpu_memory_utilization"
 H100 = Source(None, "H100")

@@ -13,19 +13,19 @@ from rich.console import Console
 
 pytest.importorskip("streamlit")
 
-from calibration.validation.report import REPORT, ValidationReport
-from dashboard.bundled import DEMO, bundled_answer, sample_diagnosis
-from dashboard.html_reports.report import report_of
-from planning.compare.document import ComparisonDocument
-from planning.diagnose.document import DiagnosisDocument
-from planning.plan.document import PlanDocument
-from serving.answers.document import Document
-from serving.answers.markdown import markdown
-from serving.answers.terminal import print_report
-from serving.errors import UserError
 from tests.budget import examples
 from tests.dashboard.bundled_samples import comparison_request, recordings_request
 from tests.dashboard.samples import plan_example
+from tokentwin.calibration.validation.report import REPORT, ValidationReport
+from tokentwin.dashboard.bundled import DEMO, bundled_answer, sample_diagnosis
+from tokentwin.dashboard.html_reports.report import report_of
+from tokentwin.planning.compare.document import ComparisonDocument
+from tokentwin.planning.diagnose.document import DiagnosisDocument
+from tokentwin.planning.plan.document import PlanDocument
+from tokentwin.serving.answers.document import Document
+from tokentwin.serving.answers.markdown import markdown
+from tokentwin.serving.answers.terminal import print_report
+from tokentwin.serving.errors import UserError
 
 BUNDLED: dict[str, tuple[type[Document], Callable[[], Any]]] = {
     "plan": (PlanDocument, lambda: plan_example()["answer"]),

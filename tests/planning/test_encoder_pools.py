@@ -2,15 +2,15 @@
 
 import pytest
 
-from planning.diagnose.changes import changes
-from planning.plan.candidates import Split, candidate_engines
-from planning.priced_scenario import price_scenario
-from planning.simulation import recorded
-from serving.deployments.config import Deployment, parse
-from serving.deployments.gpu_spec import find_gpu
-from serving.errors import UserError
-from serving.workload import PRIVATE, Item, Workload, WorkloadRequest
-from traces.recording import Recording, notes_of
+from tokentwin.planning.diagnose.changes import changes
+from tokentwin.planning.plan.candidates import Split, candidate_engines
+from tokentwin.planning.priced_scenario import price_scenario
+from tokentwin.planning.simulation import recorded
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import PRIVATE, Item, Workload, WorkloadRequest
+from tokentwin.traces.recording import Recording, notes_of
 
 SERVED = {"model": "Qwen3-VL-8B", "gpu_memory_utilization": 0.9, "multimodal": {}, "engine": "vllm"}
 ENCODE = {"name": "encode", "role": "encode", "gpu": "L4", "deployment": {"tensor_parallel_size": 1}}

@@ -6,25 +6,25 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from calibration.operations import KernelTimes
-from calibration.steps.observed import ObservedOperations
-from planning.energy import energy_factors, power_factors
-from planning.plan.candidates import Engine
-from planning.plan.document import PlanDocument
-from planning.plan.energy import check_power_known
-from planning.plan.planner import plan
-from planning.plan.request import PlanRequest
-from planning.plan.vllm_command import vllm_command_of
-from planning.priced_scenario import price_scenario
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import find_gpu
-from serving.errors import UserError
-from serving.workload import Workload
 from tests.planning.test_run_costs import simulate
+from tokentwin.calibration.operations import KernelTimes
+from tokentwin.calibration.steps.observed import ObservedOperations
 from tokentwin.cli import cli
-from traces.metrics.power import IDLE
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
+from tokentwin.planning.energy import energy_factors, power_factors
+from tokentwin.planning.plan.candidates import Engine
+from tokentwin.planning.plan.document import PlanDocument
+from tokentwin.planning.plan.energy import check_power_known
+from tokentwin.planning.plan.planner import plan
+from tokentwin.planning.plan.request import PlanRequest
+from tokentwin.planning.plan.vllm_command import vllm_command_of
+from tokentwin.planning.priced_scenario import price_scenario
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.metrics.power import IDLE
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
 
 SPEC = {
     "requests": 40,

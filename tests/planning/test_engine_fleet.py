@@ -14,24 +14,24 @@ from click.testing import CliRunner
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from calibration.steps.step_cost import Calibration
-from calibration.validation.decision_replay import recorded_deployment, replay_decisions, replay_routes
-from planning.compare.comparer import compare_on_engine
-from planning.compare.request import CompareRequest
-from planning.measure.engine_fleet import EngineFleet
-from realengine.models.weights import load_model_files
-from realengine.parallel.replica_process import ReplicaProcess
-from realengine.parallel.replica_replay import start_replica
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
-from serving.errors import UserError
-from serving.workload import Workload
 from tests.planning.sweep_samples import calibrated
 from tests.serving.test_clients import conversations
 from tokentwin import api
+from tokentwin.calibration.steps.step_cost import Calibration
+from tokentwin.calibration.validation.decision_replay import recorded_deployment, replay_decisions, replay_routes
 from tokentwin.commands.bench import bench
-from traces.recording import Recording
-from traces.synth import parse_spec, synthesise
+from tokentwin.planning.compare.comparer import compare_on_engine
+from tokentwin.planning.compare.request import CompareRequest
+from tokentwin.planning.measure.engine_fleet import EngineFleet
+from tokentwin.realengine.models.weights import load_model_files
+from tokentwin.realengine.parallel.replica_process import ReplicaProcess
+from tokentwin.realengine.parallel.replica_replay import start_replica
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.recording import Recording
+from tokentwin.traces.synth import parse_spec, synthesise
 
 pytestmark = pytest.mark.engine
 
@@ -161,7 +161,7 @@ def made(fleet: EngineFleet, monkeypatch: pytest.MonkeyPatch) -> list[Deployment
         fleet.deployment = deployment
         return fleet
 
-    monkeypatch.setattr("planning.measure.engine_fleet.EngineFleet", load)
+    monkeypatch.setattr("tokentwin.planning.measure.engine_fleet.EngineFleet", load)
     monkeypatch.setattr(fleet, "close", lambda: None)
     return wanted
 

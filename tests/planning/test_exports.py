@@ -12,22 +12,22 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from dashboard.bundled import RUN_SAMPLE, bundled_answer, sample_diagnosis
-from dashboard.html_reports.report import write_report
-from planning.exports.export import export, formats_of, write_export, write_table
-from planning.exports.formats import FORMATS
-from planning.exports.perfetto import events
-from planning.exports.recorded_run import RecordedRun
-from planning.exports.vllm_buckets import one_two_five
-from serving.errors import UserError
-from serving.metrics import METRICS
 from tests.command import tokentwin
 from tests.dashboard.samples import MS, toy_run
 from tokentwin.cli import cli
 from tokentwin.commands.export import export as command
-from traces.measured.prometheus import Prometheus, Window
-from traces.metrics.run_metrics import REQUEST_METRICS, RunMetrics
-from traces.recording_writer import RecordingWriter
+from tokentwin.dashboard.bundled import RUN_SAMPLE, bundled_answer, sample_diagnosis
+from tokentwin.dashboard.html_reports.report import write_report
+from tokentwin.planning.exports.export import export, formats_of, write_export, write_table
+from tokentwin.planning.exports.formats import FORMATS
+from tokentwin.planning.exports.perfetto import events
+from tokentwin.planning.exports.recorded_run import RecordedRun
+from tokentwin.planning.exports.vllm_buckets import one_two_five
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.metrics import METRICS
+from tokentwin.traces.measured.prometheus import Prometheus, Window
+from tokentwin.traces.metrics.run_metrics import REQUEST_METRICS, RunMetrics
+from tokentwin.traces.recording_writer import RecordingWriter
 
 OF_A_RUN = ("parquet", "csv", "html", "perfetto", "openmetrics")
 

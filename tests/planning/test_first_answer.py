@@ -7,20 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planning.plan import curves
-from planning.plan import first_answer as first
-from planning.plan.candidates import Engine
-from planning.plan.first_answer import FirstAnswer, first_answer
-from planning.plan.plan import Limits, make_plan
-from planning.plan.sentences import first_answer as told
-from planning.plan.trial import Question, Trial, simulated, try_fleet
-from planning.traffic import planned_traffic
-from planning.workers import Workers
-from serving.workload import Workload
 from tests.budget import examples
 from tests.planning.plan_samples import engine, question, traffic
 from tests.planning.test_plan_steady import alike
-from traces.synth import parse_spec, synthesise
+from tokentwin.planning.plan import curves
+from tokentwin.planning.plan import first_answer as first
+from tokentwin.planning.plan.candidates import Engine
+from tokentwin.planning.plan.first_answer import FirstAnswer, first_answer
+from tokentwin.planning.plan.plan import Limits, make_plan
+from tokentwin.planning.plan.sentences import first_answer as told
+from tokentwin.planning.plan.trial import Question, Trial, simulated, try_fleet
+from tokentwin.planning.traffic import planned_traffic
+from tokentwin.planning.workers import Workers
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.synth import parse_spec, synthesise
 
 
 def answers(query: Question, engines, limits: Limits) -> tuple[FirstAnswer | None, FirstAnswer | None]:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planning.measure.real_engine import fitting
-from serving.deployments.config import Deployment
-from serving.errors import UserError
-from serving.workload import Workload, WorkloadRequest
-from traces.metrics.saturation import FEWEST
+from tokentwin.planning.measure.real_engine import fitting
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.traces.metrics.saturation import FEWEST
 
 ENGINE: Any = SimpleNamespace(deployment=Deployment(), run_dummy=lambda rows: 40_000_000 * len(rows))
 

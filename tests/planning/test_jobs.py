@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from planning.jobs.files import read_json, write_json
-from planning.jobs.job import DIED, Job, Status, finished
-from planning.progress import TimeLeft
-from serving.errors import UserError
 from tests.planning.test_plan_workers import group
 from tests.tokentwin.test_full_disk import disk_of
+from tokentwin.planning.jobs.files import read_json, write_json
+from tokentwin.planning.jobs.job import DIED, Job, Status, finished
+from tokentwin.planning.progress import TimeLeft
+from tokentwin.serving.errors import UserError
 
 TASK = "tests.planning.tiny_job:tiny"
 
@@ -95,7 +95,7 @@ def test_of_several_starters_at_once_one_starts_it(root: Path) -> None:
     script = textwrap.dedent(
         f"""
         from pathlib import Path
-        from planning.jobs.job import Job
+        from tokentwin.planning.jobs.job import Job
         Job(Path({str(root)!r}), {TASK!r}, {{"number": 1, "wait": True}}).start()
         """
     )
@@ -112,7 +112,7 @@ def test_who_started_it_may_be_killed(root: Path) -> None:
     script = f"""
 import os, signal
 from pathlib import Path
-from planning.jobs.job import Job
+from tokentwin.planning.jobs.job import Job
 Job(Path({str(root)!r}), {TASK!r}, {{"number": 5, "wait": True}}).start()
 os.killpg(os.getpgid(0), signal.SIGKILL)
 """
@@ -230,7 +230,7 @@ def test_a_full_disk_is_a_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> N
         job.start()
     until(lambda: not job.status.active)
     assert job.status.error.endswith("cannot be read or written: File too large")
-    monkeypatch.setattr("planning.jobs.files.Path.replace", full)
+    monkeypatch.setattr("tokentwin.planning.jobs.files.Path.replace", full)
     with pytest.raises(OSError, match="No space left"):
         Job(root, TASK, {"number": 2}).start()
     assert not list(root.rglob("*.partial"))

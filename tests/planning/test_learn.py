@@ -11,29 +11,29 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.steps.external_calibration import predicted_cost
-from calibration.steps.operation_cost import OperationCost
-from planning.costs import priced
-from planning.deployments import stated_deployment
-from planning.learn import questions as ask
-from planning.learn import session
-from planning.learn.answers import Answer
-from planning.learn.document import LearntServer
-from planning.learn.kept_twin import KeptTwin
-from planning.learn.learner import Learner
-from planning.learn.proof import figures, made_up_traffic, predicted
-from planning.learn.questions import Bounds, Question
-from planning.learn.seen_steps import chunk_ns, decode_steps, prompt_steps
-from planning.learn.server import TimeIsUp
-from planning.learn.suspicions import suspicion
-from planning.learn.twin import Setting, Twin
-from planning.learn.watch import look
-from planning.learn.watched import keep
-from serving.cost_model import TokenCost
-from serving.errors import UserError
-from serving.front_door import FrontDoor
-from serving.workload import WorkloadRequest
 from tests.planning.learn_servers import GPU, SmallServer, changed, server, told
+from tokentwin.calibration.steps.external_calibration import predicted_cost
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.planning.costs import priced
+from tokentwin.planning.deployments import stated_deployment
+from tokentwin.planning.learn import questions as ask
+from tokentwin.planning.learn import session
+from tokentwin.planning.learn.answers import Answer
+from tokentwin.planning.learn.document import LearntServer
+from tokentwin.planning.learn.kept_twin import KeptTwin
+from tokentwin.planning.learn.learner import Learner
+from tokentwin.planning.learn.proof import figures, made_up_traffic, predicted
+from tokentwin.planning.learn.questions import Bounds, Question
+from tokentwin.planning.learn.seen_steps import chunk_ns, decode_steps, prompt_steps
+from tokentwin.planning.learn.server import TimeIsUp
+from tokentwin.planning.learn.suspicions import suspicion
+from tokentwin.planning.learn.twin import Setting, Twin
+from tokentwin.planning.learn.watch import look
+from tokentwin.planning.learn.watched import keep
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.front_door import FrontDoor
+from tokentwin.serving.workload import WorkloadRequest
 
 BOUNDS = Bounds(32, 8192)
 FEW = Bounds(16, 2048, tokens=20_000, steps=100)  # short questions, which are simulated hundreds of times
@@ -43,11 +43,11 @@ KNOWN = {"policy": "vllm", "enable_prefix_caching": True}
 def learnt_of_few(learner: Learner) -> Twin:
     """Return the twin, chosen among fewer candidates than usual: for each all answers are simulated."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("planning.learn.learner._BUDGETS", (1024, 4096, 8192))
-        patch.setattr("planning.learn.learner._FINALISTS", 2)
-        patch.setattr("planning.learn.learner._AROUND", 3)
-        patch.setattr("planning.learn.door_times._AFTER", (0.0, 0.5))
-        patch.setattr("planning.learn.door_times._REQUEST_NS", (0.0, 1e5, 1e6))
+        patch.setattr("tokentwin.planning.learn.learner._BUDGETS", (1024, 4096, 8192))
+        patch.setattr("tokentwin.planning.learn.learner._FINALISTS", 2)
+        patch.setattr("tokentwin.planning.learn.learner._AROUND", 3)
+        patch.setattr("tokentwin.planning.learn.door_times._AFTER", (0.0, 0.5))
+        patch.setattr("tokentwin.planning.learn.door_times._REQUEST_NS", (0.0, 1e5, 1e6))
         return learner.learn()
 
 

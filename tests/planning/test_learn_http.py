@@ -8,15 +8,15 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="the server extra is not installed")
 
-from planning.bench.request import BenchTarget
-from planning.learn import questions as ask
-from planning.learn.http_server import HttpServer, check_folder
-from planning.learn.questions import Bounds
-from planning.learn.server import TimeIsUp
-from serving.errors import UserError
 from tests.apiserver.served import TWIN, Server, serving
 from tests.command import tokentwin
-from traces.measured.prometheus import labels_of
+from tokentwin.planning.bench.request import BenchTarget
+from tokentwin.planning.learn import questions as ask
+from tokentwin.planning.learn.http_server import HttpServer, check_folder
+from tokentwin.planning.learn.questions import Bounds
+from tokentwin.planning.learn.server import TimeIsUp
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.measured.prometheus import labels_of
 
 BOUNDS = Bounds(16, 2048)
 TOLD = "model: Llama-3.1-8B\ndevice: cuda\ndtype: bfloat16\nscheduler: {max_model_len: 2048}\n"
@@ -42,7 +42,9 @@ def test_an_answer_is_asked_for_once(server: HttpServer, monkeypatch: pytest.Mon
     question = ask.plateau(2, 64, BOUNDS)
     answer = server.ask(question)
     assert {len(times) for times in answer.tokens_ns.values()} == {64} and answer.unanswered == 0
-    monkeypatch.setattr("planning.learn.http_server.bench", lambda *args, **more: pytest.fail("it was asked again"))
+    monkeypatch.setattr(
+        "tokentwin.planning.learn.http_server.bench", lambda *args, **more: pytest.fail("it was asked again")
+    )
     again = server.ask(question)
     assert again.sent_ns == answer.sent_ns
     server.seconds = 0.0

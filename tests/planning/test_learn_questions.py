@@ -7,28 +7,28 @@ import numpy as np
 import pytest
 import yaml
 
-from calibration.steps.external_calibration import blind, predicted_cost
-from planning.learn import questions as ask
-from planning.learn.answers import Answer
-from planning.learn.committee import Committee, Member
-from planning.learn.engines import engines_of
-from planning.learn.findings import Findings
-from planning.learn.memory import with_block_size
-from planning.learn.proof import made_up_traffic
-from planning.learn.questions import Bounds
-from planning.learn.recorded_steps import recorded_settings, recorded_steps
-from planning.learn.reported import counted, running, sglang_blocks, sglang_settings, vllm_settings
-from planning.learn.seen_steps import seen_steps
-from planning.learn.session import OwnTraffic
-from planning.learn.step_times import CorrectedKernels
-from planning.learn.twin import ROUTERS, Setting, Twin
-from serving.cost_model import CostModel
-from serving.errors import UserError
-from serving.step_plan import StepPlan
-from serving.workload import PRIVATE, Workload, WorkloadRequest
 from tests.planning.learn_servers import GPU, SmallServer, changed, server, told
-from traces.live_recording import Journal
-from traces.recording import JOURNAL
+from tokentwin.calibration.steps.external_calibration import blind, predicted_cost
+from tokentwin.planning.learn import questions as ask
+from tokentwin.planning.learn.answers import Answer
+from tokentwin.planning.learn.committee import Committee, Member
+from tokentwin.planning.learn.engines import engines_of
+from tokentwin.planning.learn.findings import Findings
+from tokentwin.planning.learn.memory import with_block_size
+from tokentwin.planning.learn.proof import made_up_traffic
+from tokentwin.planning.learn.questions import Bounds
+from tokentwin.planning.learn.recorded_steps import recorded_settings, recorded_steps
+from tokentwin.planning.learn.reported import counted, running, sglang_blocks, sglang_settings, vllm_settings
+from tokentwin.planning.learn.seen_steps import seen_steps
+from tokentwin.planning.learn.session import OwnTraffic
+from tokentwin.planning.learn.step_times import CorrectedKernels
+from tokentwin.planning.learn.twin import ROUTERS, Setting, Twin
+from tokentwin.serving.cost_model import CostModel
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.traces.live_recording import Journal
+from tokentwin.traces.recording import JOURNAL
 
 BOUNDS = Bounds(64, 8192)
 

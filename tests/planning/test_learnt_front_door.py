@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from calibration.steps.external_calibration import blind
-from planning.learn.front_door import learnt_front_door
-from planning.priced_scenario import price_scenario
-from serving.deployments.config import Deployment
-from serving.front_door import FrontDoor
-from serving.workload import PRIVATE, Workload, WorkloadRequest
 from tests.command import tokentwin
 from tests.planning.learn_servers import GPU, server
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
+from tokentwin.calibration.steps.external_calibration import blind
+from tokentwin.planning.learn.front_door import learnt_front_door
+from tokentwin.planning.priced_scenario import price_scenario
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.front_door import FrontDoor
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
 
 DOOR = FrontDoor(client_ns=6e6, request_ns=1e6, outputs_ns=5e6, source="tokentwin learn of http://x, 2026-11-27")
 TRAFFIC = "requests: 60\nseed: 1\narrivals: {kind: poisson, rate: 4}\nprompt: {kind: fixed, tokens: 300}\n"

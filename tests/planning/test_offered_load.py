@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from calibration.validation.bands import run_metrics
-from planning.made_up import MadeUp
-from planning.plan.offered_load import clients_load, over_time
-from planning.traffic import looped
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.workload import PRIVATE, WorkloadRequest
 from tests.planning.plan_samples import Steps, traffic
-from traces.synth import parse_spec
+from tokentwin.calibration.validation.bands import run_metrics
+from tokentwin.planning.made_up import MadeUp
+from tokentwin.planning.plan.offered_load import clients_load, over_time
+from tokentwin.planning.traffic import looped
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.workload import PRIVATE, WorkloadRequest
+from tokentwin.traces.synth import parse_spec
 
 
 def test_periods_add_up_to_the_requests_and_their_tokens():

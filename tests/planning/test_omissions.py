@@ -6,12 +6,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-from planning.plan.planner import plan
-from planning.plan.request import PlanRequest
-from serving.deployments.config import parse
-from serving.errors import UserError
 from tests.command import tokentwin
-from traces.synth import parse_spec
+from tokentwin.planning.plan.planner import plan
+from tokentwin.planning.plan.request import PlanRequest
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.synth import parse_spec
 
 SLO = "ttft_ms p95<=300"
 _PARTS = (
@@ -35,8 +35,8 @@ def test_a_part_that_fails_is_left_out_and_the_answer_stays(monkeypatch: pytest.
     assert whole.recommendation is not None and not whole.omitted
     for at, part in enumerate(_PARTS):
         error = UserError(f"part {at}", None, "cannot be\nmade") if at % 2 else ValueError(f"part {at}")
-        monkeypatch.setattr(f"planning.plan.{part}", failing(error))
-    monkeypatch.setattr("planning.plan.planner.lengths_to_try", lambda *_: None)
+        monkeypatch.setattr(f"tokentwin.planning.plan.{part}", failing(error))
+    monkeypatch.setattr("tokentwin.planning.plan.planner.lengths_to_try", lambda *_: None)
     request = request.model_copy(update={"mix": ("search",)})
     bare = plan(request, jobs=1, say=lambda line: None)
     assert bare.recommendation is not None and bare.recommendation.engine == whole.recommendation.engine
@@ -54,7 +54,7 @@ def test_a_part_that_fails_is_left_out_and_the_answer_stays(monkeypatch: pytest.
 def test_a_plan_that_is_interrupted_leaves_what_is_known(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"planning.plan.{part}", failing(KeyboardInterrupt()))
+    monkeypatch.setattr(f"tokentwin.planning.plan.{part}", failing(KeyboardInterrupt()))
     words = ("--prompt", 600, "--output", 20, "--rate", 40, "--limit", 30, "--gpu", "L40S", "--slo", SLO, "--jobs", 1)
     done = tokentwin("plan", *words, "--save", tmp_path / "plan.json")
     saved = json.loads((tmp_path / "plan.json").read_text())

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from planning.costs import priced
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.errors import UserError
-from serving.step_plan import StepPlan
-from serving.user_code.own_cost import OwnCost, identity
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.run_log import TableSink
 from tests.command import tokentwin
 from tokentwin.commands.compare import NO_DIFFERENCE
 from tokentwin.commands.simulate import simulate
-from traces.recording import Recording
+from tokentwin.planning.costs import priced
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.user_code.own_cost import OwnCost, identity
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.recording import Recording
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs/cost-model.md").read_text(encoding="utf-8")

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from calibration.steps.external_calibration import identity, predicted_cost
-from serving.deployments.config import Deployment
+from tokentwin.calibration.steps.external_calibration import identity, predicted_cost
 from tokentwin.cli import cli
-from traces.recording import Recording, notes_of
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.traces.recording import Recording, notes_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "models-and-gpus.md"
 LLAMA = Deployment(model="Llama-3.1-8B", device="cuda")

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from dashboard.bundled import SAMPLES
-from planning.learn import passive_look as passive
-from planning.learn.document import FILE, LearntServer
-from planning.learn.kept_twin import KeptTwin
-from planning.learn.learner import Learner
-from planning.learn.passive_look import PassiveWatch, Scrape, passive_look
-from planning.learn.questions import Bounds
-from planning.learn.request import MetricsPage
-from planning.learn.twin import Twin
-from planning.learn.watched import WatchedServer
-from serving.errors import UserError
 from tests.command import tokentwin
 from tests.planning.learn_servers import GPU, server, told
 from tests.planning.scrapes import URL, scrapes, traffic
+from tokentwin.dashboard.bundled import SAMPLES
+from tokentwin.planning.learn import passive_look as passive
+from tokentwin.planning.learn.document import FILE, LearntServer
+from tokentwin.planning.learn.kept_twin import KeptTwin
+from tokentwin.planning.learn.learner import Learner
+from tokentwin.planning.learn.passive_look import PassiveWatch, Scrape, passive_look
+from tokentwin.planning.learn.questions import Bounds
+from tokentwin.planning.learn.request import MetricsPage
+from tokentwin.planning.learn.twin import Twin
+from tokentwin.planning.learn.watched import WatchedServer
+from tokentwin.serving.errors import UserError
 
 TIMES_S = 10.0, 50.0
 SETTINGS = {"max_num_batched_tokens": 2048, "async_scheduling": False, "max_num_seqs": 24, "num_blocks": 3000}

@@ -5,7 +5,7 @@ from math import log2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planning.plan.search import Bisection
+from tokentwin.planning.plan.search import Bisection
 
 
 def answered(bisection: Bisection, threshold: int, within: int | None = None) -> tuple[Bisection, list[int]]:

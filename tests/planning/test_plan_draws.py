@@ -7,20 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planning.deployments import long_enough
-from planning.plan.answer import plan_document
-from planning.plan.candidates import Engine
-from planning.plan.document import percent
-from planning.plan.draws import DRAWS, drawn_again, on_draw, reordered
-from planning.plan.plan import Limits, make_plan
-from planning.plan.sensitivity import holding
-from planning.plan.trial import Question, try_fleet
-from planning.workers import Workers
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.errors import UserError
-from serving.workload import PRIVATE, Workload, WorkloadRequest
 from tests.budget import examples
 from tests.planning.plan_samples import engine, question, traffic
+from tokentwin.planning.deployments import long_enough
+from tokentwin.planning.plan.answer import plan_document
+from tokentwin.planning.plan.candidates import Engine
+from tokentwin.planning.plan.document import percent
+from tokentwin.planning.plan.draws import DRAWS, drawn_again, on_draw, reordered
+from tokentwin.planning.plan.plan import Limits, make_plan
+from tokentwin.planning.plan.sensitivity import holding
+from tokentwin.planning.plan.trial import Question, try_fleet
+from tokentwin.planning.workers import Workers
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
 
 SLOS = ("ttft_ms p95<=400", "tpot_ms p95<=60")
 

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from planning.plan.answer import plan_document
-from planning.plan.mixed_answer import with_mixed_fleets
-from planning.plan.mixes import Mix, SizedPool, lengths_to_try, mixes
-from planning.plan.plan import Limits, make_plan
-from planning.plan.request import PlanRequest
-from planning.plan.spot import Spot, spot_fleets
-from planning.plan.trial import LIKELY, simulated_fleet, try_fleet
-from planning.workers import Workers
-from serving.deployments.config import Deployment, parse
-from serving.errors import UserError
-from serving.workload import PRIVATE, Workload, WorkloadRequest
-from sim.fleet import PricedPool
 from tests.planning.plan_samples import engine, question
 from tokentwin.cli import cli
+from tokentwin.planning.plan.answer import plan_document
+from tokentwin.planning.plan.mixed_answer import with_mixed_fleets
+from tokentwin.planning.plan.mixes import Mix, SizedPool, lengths_to_try, mixes
+from tokentwin.planning.plan.plan import Limits, make_plan
+from tokentwin.planning.plan.request import PlanRequest
+from tokentwin.planning.plan.spot import Spot, spot_fleets
+from tokentwin.planning.plan.trial import LIKELY, simulated_fleet, try_fleet
+from tokentwin.planning.workers import Workers
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.sim.fleet import PricedPool
 
 SLOS = ("ttft_ms p95<=150", "tpot_ms p95<=60")
 CHEAP, FAST = engine(usd=1.0), engine("fast", usd=5.0)

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.validation.bands import run_metrics
-from planning.plan.objectives import Objective, parse_objectives
-from planning.plan.planner import Planners
-from planning.plan.search import search
-from serving.errors import UserError
-from serving.workload import PRIVATE, Workload, WorkloadRequest
 from tests.planning.plan_samples import Steps, engine, fewest, question, traffic
-from traces.metrics.run_metrics import RunMetrics
-from traces.tables import percentiles
+from tokentwin.calibration.validation.bands import run_metrics
+from tokentwin.planning.plan.objectives import Objective, parse_objectives
+from tokentwin.planning.plan.planner import Planners
+from tokentwin.planning.plan.search import search
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.tables import percentiles
 
 
 @pytest.fixture(scope="module")

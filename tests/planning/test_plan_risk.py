@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from calibration.steps.interval import factor_at
-from planning.plan.answer import plan_document
-from planning.plan.candidates import Engine
-from planning.plan.document import SURE, Choice, Choices
-from planning.plan.frontier import Point
-from planning.plan.plan import Limits, Plan, make_plan
-from planning.plan.sensitivity import holding
-from planning.plan.sentences import choices, near_ties, risk
-from planning.plan.trial import Question, simulated, try_alone, try_fleet
-from planning.plan.worth import most_worth
-from planning.workers import Workers
 from tests.planning.plan_samples import BySpeed, Steps, engine, fewest, question, traffic
+from tokentwin.calibration.steps.interval import factor_at
+from tokentwin.planning.plan.answer import plan_document
+from tokentwin.planning.plan.candidates import Engine
+from tokentwin.planning.plan.document import SURE, Choice, Choices
+from tokentwin.planning.plan.frontier import Point
+from tokentwin.planning.plan.plan import Limits, Plan, make_plan
+from tokentwin.planning.plan.sensitivity import holding
+from tokentwin.planning.plan.sentences import choices, near_ties, risk
+from tokentwin.planning.plan.trial import Question, simulated, try_alone, try_fleet
+from tokentwin.planning.plan.worth import most_worth
+from tokentwin.planning.workers import Workers
 
 QUERY = replace(question("ttft_ms p95<=400", "tpot_ms p90<=45", workload=traffic(120, 40.0)), risk=0.5)
 ONE = engine()

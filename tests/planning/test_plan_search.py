@@ -8,23 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.validation.bands import run_metrics
-from planning.plan import trial as trials
-from planning.plan.answer import plan_document
-from planning.plan.candidates import Engine
-from planning.plan.frontier import Point, pareto, per_dollar
-from planning.plan.plan import Limits, Plan, make_plan
-from planning.plan.planner import Planners
-from planning.plan.search import least_replicas, search
-from planning.plan.sensitivity import headroom_band, knee
-from planning.plan.sentences import answer, why_not_fewer
-from planning.plan.trial import FAST, SLOW, Question, Trial, cost_at, simulated, try_alone, try_fleet
-from planning.workers import Workers
-from serving.workload import PRIVATE, Workload, WorkloadRequest
-from sim.router import find_router
 from tests.budget import examples
 from tests.planning.plan_samples import BySpeed, Steps, cheapest, engine, fewest, question, traffic
-from traces.reshape import reshaped
+from tokentwin.calibration.validation.bands import run_metrics
+from tokentwin.planning.plan import trial as trials
+from tokentwin.planning.plan.answer import plan_document
+from tokentwin.planning.plan.candidates import Engine
+from tokentwin.planning.plan.frontier import Point, pareto, per_dollar
+from tokentwin.planning.plan.plan import Limits, Plan, make_plan
+from tokentwin.planning.plan.planner import Planners
+from tokentwin.planning.plan.search import least_replicas, search
+from tokentwin.planning.plan.sensitivity import headroom_band, knee
+from tokentwin.planning.plan.sentences import answer, why_not_fewer
+from tokentwin.planning.plan.trial import FAST, SLOW, Question, Trial, cost_at, simulated, try_alone, try_fleet
+from tokentwin.planning.workers import Workers
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.sim.router import find_router
+from tokentwin.traces.reshape import reshaped
 
 SLOS = ("ttft_ms p99<=400", "tpot_ms p95<=45")
 ENGINES = [engine(gpu, tp, usd) for gpu, usd in (("slow", 1.0), ("fast", 2.2)) for tp in (1, 2)]

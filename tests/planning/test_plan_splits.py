@@ -8,17 +8,17 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from planning.plan.answer import plan_document
-from planning.plan.candidates import Engine, Split
-from planning.plan.plan import Limits, make_plan
-from planning.plan.search import least_replicas
-from planning.plan.trial import try_fleet
-from planning.workers import Workers
-from serving.deployments.config import Deployment, parse
-from serving.deployments.fleet import FleetConfig, LinksConfig
-from serving.errors import UserError
 from tests.planning.plan_samples import engine, fewest, question, traffic
 from tokentwin.cli import cli
+from tokentwin.planning.plan.answer import plan_document
+from tokentwin.planning.plan.candidates import Engine, Split
+from tokentwin.planning.plan.plan import Limits, make_plan
+from tokentwin.planning.plan.search import least_replicas
+from tokentwin.planning.plan.trial import try_fleet
+from tokentwin.planning.workers import Workers
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.deployments.fleet import FleetConfig, LinksConfig
+from tokentwin.serving.errors import UserError
 
 SLOS = ("ttft_ms p99<=600", "tpot_ms p95<=60")
 

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planning.plan.answer import plan_document
-from planning.plan.first_answer import try_share
-from planning.plan.frontier import point
-from planning.plan.plan import Limits, make_plan
-from planning.plan.sensitivity import KEEPING_UP, knee
-from planning.plan.sentences import why_not_fewer
-from planning.plan.trial import Question, try_fleet
-from planning.workers import Workers
-from serving.workload import PRIVATE, Workload, WorkloadRequest
 from tests.budget import examples
 from tests.planning.plan_samples import engine, question, traffic
+from tokentwin.planning.plan.answer import plan_document
+from tokentwin.planning.plan.first_answer import try_share
+from tokentwin.planning.plan.frontier import point
+from tokentwin.planning.plan.plan import Limits, make_plan
+from tokentwin.planning.plan.sensitivity import KEEPING_UP, knee
+from tokentwin.planning.plan.sentences import why_not_fewer
+from tokentwin.planning.plan.trial import Question, try_fleet
+from tokentwin.planning.workers import Workers
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
 
 LOOSE = "tpot_ms p99<=1000"
 

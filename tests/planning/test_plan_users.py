@@ -4,19 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from planning.made_up import made_up
-from planning.plan.first_answer import try_share
-from planning.plan.most_clients import search_most
-from planning.plan.objectives import parse_objectives
-from planning.plan.planner import other_draws
-from planning.plan.request import PlanRequest
-from planning.plan.search import search
-from planning.plan.trial import LIKELY, Question, try_alone, try_fleet
-from planning.traffic import clients_of, looped, with_clients
-from planning.workers import Workers
-from serving.errors import UserError
 from tests.planning.plan_samples import BySpeed, engine, fewest
-from traces.synth import SynthSpec, parse_spec
+from tokentwin.planning.made_up import made_up
+from tokentwin.planning.plan.first_answer import try_share
+from tokentwin.planning.plan.most_clients import search_most
+from tokentwin.planning.plan.objectives import parse_objectives
+from tokentwin.planning.plan.planner import other_draws
+from tokentwin.planning.plan.request import PlanRequest
+from tokentwin.planning.plan.search import search
+from tokentwin.planning.plan.trial import LIKELY, Question, try_alone, try_fleet
+from tokentwin.planning.traffic import clients_of, looped, with_clients
+from tokentwin.planning.workers import Workers
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.synth import SynthSpec, parse_spec
 
 SLO = "e2e_ms p90<=3000"
 

@@ -15,18 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from calibration.steps.observed import ObservedOperations, ObservedPipeline
-from planning.plan.candidates import Engine
-from planning.plan.planner import _Pace
-from planning.plan.pricing import KernelPricing
-from planning.plan.trial import _Watch, try_fleet
-from planning.progress import TimeLeft
-from planning.workers import Overdue, WorkerDied, Workers, mark
-from serving.decode_set import DecodeSet
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.errors import UserError
-from serving.step_plan import StepPlan
 from tests.planning.plan_samples import question, traffic
+from tokentwin.calibration.steps.observed import ObservedOperations, ObservedPipeline
+from tokentwin.planning.plan.candidates import Engine
+from tokentwin.planning.plan.planner import _Pace
+from tokentwin.planning.plan.pricing import KernelPricing
+from tokentwin.planning.plan.trial import _Watch, try_fleet
+from tokentwin.planning.progress import TimeLeft
+from tokentwin.planning.workers import Overdue, WorkerDied, Workers, mark
+from tokentwin.serving.decode_set import DecodeSet
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.step_plan import StepPlan
 
 ROOT = Path(__file__).parents[2]
 SCHEDULER = SchedulerConfig(max_num_seqs=200, max_num_batched_tokens=1024, max_model_len=131072, num_blocks=4000)
@@ -126,7 +126,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
 from tests.planning.tiny_job import sleep
-from planning.workers import Workers
+from tokentwin.planning.workers import Workers
 with Workers(Path({str(begun)!r}), jobs=2) as workers:
     workers.run([sleep, sleep])
 """
@@ -163,10 +163,10 @@ def test_ctrl_c_ends_a_plan_and_its_workers_with_one_line(tmp_path: Path, end: C
     code = f"""
 import sys
 from pathlib import Path
-import planning.plan.plan as plan
+import tokentwin.planning.plan.plan as plan
 from tests.planning.tiny_job import sleep
 from tokentwin.cli import main
-from planning.workers import Workers
+from tokentwin.planning.workers import Workers
 
 def asleep(*_):
     with Workers(Path({str(begun)!r}), 2) as both:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from planning.diagnose.document import AREAS
 from tests.budget import soaked
 from tests.planning.planted_illnesses import SEEDS, diagnosed, kind_of, planted
+from tokentwin.planning.diagnose.document import AREAS
 
 OFTEN = (
     "static batches", "short limit", "needless GPUs", "experts over nodes", "launches", "reserved KV", "KV transfers",

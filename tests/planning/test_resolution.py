@@ -15,26 +15,26 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.steps import external_calibration
-from dashboard.deployment_text import keep_deployment, kept_deployment
-from planning import resolution
-from planning.compare.request import Side
-from planning.compare.runs import side_scenarios
-from planning.deployments import read_deployment
-from planning.plan.pricing import priced_candidates
-from planning.plan.request import PlanRequest
-from planning.priced_scenario import PricedScenario, price_scenario
-from planning.resolution import base_deployment, resolved, resolved_fleet
-from planning.scenario import Scenario
-from planning.sweep.settings import read_sweep
-from planning.sweep.sweep import Sweep
-from serving.deployments.config import Deployment, SchedulerConfig, parse
-from serving.deployments.gpu_spec import find_gpu, gpus
-from serving.deployments.model_catalogue import models
-from serving.errors import UserError
-from serving.workload import Workload
 from tests.budget import examples
 from tests.planning.sweep_samples import SCHEDULER, calibrated
+from tokentwin.calibration.steps import external_calibration
+from tokentwin.dashboard.deployment_text import keep_deployment, kept_deployment
+from tokentwin.planning import resolution
+from tokentwin.planning.compare.request import Side
+from tokentwin.planning.compare.runs import side_scenarios
+from tokentwin.planning.deployments import read_deployment
+from tokentwin.planning.plan.pricing import priced_candidates
+from tokentwin.planning.plan.request import PlanRequest
+from tokentwin.planning.priced_scenario import PricedScenario, price_scenario
+from tokentwin.planning.resolution import base_deployment, resolved, resolved_fleet
+from tokentwin.planning.scenario import Scenario
+from tokentwin.planning.sweep.settings import read_sweep
+from tokentwin.planning.sweep.sweep import Sweep
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig, parse
+from tokentwin.serving.deployments.gpu_spec import find_gpu, gpus
+from tokentwin.serving.deployments.model_catalogue import models
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload
 
 TRAFFIC: dict[str, Any] = {
     "requests": 3,

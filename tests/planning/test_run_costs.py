@@ -9,12 +9,12 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from serving.deployments.gpu_spec import find_gpu
-from serving.errors import UserError
 from tests.traces.test_run_metrics import finished, requests_table
 from tokentwin.cli import cli
-from traces.metrics.run_metrics import RunMetrics, cost_usd
-from traces.recording import Recording
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.metrics.run_metrics import RunMetrics, cost_usd
+from tokentwin.traces.recording import Recording
 
 H = 3_600 * 10**9
 COSTS = ("cost_usd", "usd_per_hour", "usd_per_mtok_out", "usd_per_mtok_in", "usd_per_mtok_total")

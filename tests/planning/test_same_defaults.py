@@ -8,19 +8,19 @@ from typing import Any
 
 import tokentwin
 from lab.claims.claim import Experiment
-from planning.compare.comparer import compare
-from planning.compare.request import CompareRequest
-from planning.costs import priced
-from planning.deployments import served, with_settings
-from planning.plan.planner import plan
-from planning.plan.request import PlanRequest
-from planning.priced_scenario import price_scenario
-from planning.resolution import resolved_fleet
-from planning.sweep.settings import SweepSettings
-from planning.sweep.sweep import Sweep
-from serving.deployments.config import Deployment, parse
-from serving.workload import Workload
 from tests import command
+from tokentwin.planning.compare.comparer import compare
+from tokentwin.planning.compare.request import CompareRequest
+from tokentwin.planning.costs import priced
+from tokentwin.planning.deployments import served, with_settings
+from tokentwin.planning.plan.planner import plan
+from tokentwin.planning.plan.request import PlanRequest
+from tokentwin.planning.priced_scenario import price_scenario
+from tokentwin.planning.resolution import resolved_fleet
+from tokentwin.planning.sweep.settings import SweepSettings
+from tokentwin.planning.sweep.sweep import Sweep
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.workload import Workload
 
 H100 = (1024, 8192, True)
 L40S = (256, 2048, True)

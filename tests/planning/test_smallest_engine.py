@@ -2,13 +2,13 @@
 
 import pytest
 
-from planning.priced_scenario import price_scenario
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.model_catalogue import find_model
-from serving.deployments.smallest_engine import smallest_tensor_parallel_size
-from serving.errors import UserError
-from serving.workload import Workload
+from tokentwin.planning.priced_scenario import price_scenario
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.deployments.smallest_engine import smallest_tensor_parallel_size
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,16 @@ import pyarrow as pa
 import pytest
 
 import tokentwin
-from planning.deployments import read_deployment, with_settings
-from planning.priced_scenario import price_scenario
-from planning.sweep.dataset import FORMAT
-from planning.sweep.results import SweepResults
-from planning.sweep.settings import SweepSettings
-from planning.sweep.sweep import Sweep
-from serving.answers.report import Line
-from serving.deployments.config import Deployment, parse
-from serving.errors import UserError
-from serving.workload import Workload
+from tokentwin.planning.deployments import read_deployment, with_settings
+from tokentwin.planning.priced_scenario import price_scenario
+from tokentwin.planning.sweep.dataset import FORMAT
+from tokentwin.planning.sweep.results import SweepResults
+from tokentwin.planning.sweep.settings import SweepSettings
+from tokentwin.planning.sweep.sweep import Sweep
+from tokentwin.serving.answers.report import Line
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload
 
 TRAFFIC: dict[str, Any] = {
     "requests": 3,

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from planning.scenario import Scenario
-from planning.sweep.one_run import Measure
-from planning.sweep.points import points
-from planning.sweep.settings import load_sweep
-from planning.sweep.sweep import Sweep
-from serving.deployments.config import parse
-from serving.deployments.gpu_spec import find_gpu
-from serving.errors import UserError
 from tests.planning.sweep_samples import base, calibrated, sweep_file
+from tokentwin.planning.scenario import Scenario
+from tokentwin.planning.sweep.one_run import Measure
+from tokentwin.planning.sweep.points import points
+from tokentwin.planning.sweep.settings import load_sweep
+from tokentwin.planning.sweep.sweep import Sweep
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.errors import UserError
 
 WORKLOAD = base(Path())["workload"]
 ON_H100 = {

@@ -7,8 +7,8 @@ from typing import Any
 import yaml
 
 import tokentwin
-from planning.sweep.estimate import sweep_estimate
-from planning.sweep.settings import read_sweep
+from tokentwin.planning.sweep.estimate import sweep_estimate
+from tokentwin.planning.sweep.settings import read_sweep
 
 PAGE = Path(__file__).parents[2] / "docs" / "sweeps.md"
 

@@ -11,15 +11,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planning.scenario import Scenario
-from planning.sweep.columns import parameter_fields, parameter_values, partition_keys, run_schema
-from planning.sweep.estimate import sweep_estimate
-from planning.sweep.points import Point, input_digests, points
-from planning.sweep.settings import SobolRange, SweepSettings, load_sweep
-from serving.deployments.config import parse
-from serving.errors import UserError
 from tests.budget import examples
 from tests.planning.sweep_samples import base, calibrated
+from tokentwin.planning.scenario import Scenario
+from tokentwin.planning.sweep.columns import parameter_fields, parameter_values, partition_keys, run_schema
+from tokentwin.planning.sweep.estimate import sweep_estimate
+from tokentwin.planning.sweep.points import Point, input_digests, points
+from tokentwin.planning.sweep.settings import SobolRange, SweepSettings, load_sweep
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.errors import UserError
 
 RATE = "workload.arrivals.rate"
 SEQS = "deployment.scheduler.max_num_seqs"

@@ -17,21 +17,21 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
-from calibration.validation.bands import run_metrics
-from planning.costs import priced
-from planning.resolution import base_deployment
-from planning.sweep.executors import Executor, find_executor, in_processes
-from planning.sweep.one_run import DIED, OVERDUE, Measure, RunResult, failed
-from planning.sweep.points import Point, points
-from planning.sweep.settings import load_sweep
-from planning.sweep.sweep import Sweep, Swept
-from serving.deployments.config import Deployment
-from serving.errors import UserError
 from tests.command import tokentwin
 from tests.planning.sweep_samples import SCHEDULER, base, calibrated, content, sweep_file
 from tests.serving.test_contract import FAILING
-from traces.schema import arrow_schema
-from traces.synth import parse_spec, synthesise
+from tokentwin.calibration.validation.bands import run_metrics
+from tokentwin.planning.costs import priced
+from tokentwin.planning.resolution import base_deployment
+from tokentwin.planning.sweep.executors import Executor, find_executor, in_processes
+from tokentwin.planning.sweep.one_run import DIED, OVERDUE, Measure, RunResult, failed
+from tokentwin.planning.sweep.points import Point, points
+from tokentwin.planning.sweep.settings import load_sweep
+from tokentwin.planning.sweep.sweep import Sweep, Swept
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.schema import arrow_schema
+from tokentwin.traces.synth import parse_spec, synthesise
 
 RATE = "workload.arrivals.rate"
 GRID = {"deployment.policy": ["vllm", "fair"], RATE: [10, 40]}

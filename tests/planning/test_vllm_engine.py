@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from calibration.steps.step_cost import Calibration
-from dashboard.bundled import DEMO
-from planning.costs import priced
-from planning.deployments import on_engine
-from planning.measure.real_engine import load_engines, runs_on_vllm
-from planning.measure.vllm_engine import VllmEngine, _put
-from planning.measure.vllm_process import vllm_python
-from planning.resolution import base_deployment
-from serving.deployments.config import Deployment, parse
-from serving.errors import UserError
 from tests.realengine.tiny_chat_model import save_tokenizer
+from tokentwin.calibration.steps.step_cost import Calibration
+from tokentwin.dashboard.bundled import DEMO
+from tokentwin.planning.costs import priced
+from tokentwin.planning.deployments import on_engine
+from tokentwin.planning.measure.real_engine import load_engines, runs_on_vllm
+from tokentwin.planning.measure.vllm_engine import VllmEngine, _put
+from tokentwin.planning.measure.vllm_process import vllm_python
+from tokentwin.planning.resolution import base_deployment
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.errors import UserError
 
 TINY = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256, "num_blocks": 40, "block_size": 32}
 

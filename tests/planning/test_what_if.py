@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from planning.plan.answer import plan_document
-from planning.plan.document import PlanDocument
-from planning.plan.plan import Limits, make_plan
-from planning.plan.request import PlanRequest
-from planning.plan.trial import Question
-from planning.plan.what_if import WhatIf, what_if
-from planning.workers import Workers
 from tests.planning.plan_samples import BySpeed, engine, question, traffic
+from tokentwin.planning.plan.answer import plan_document
+from tokentwin.planning.plan.document import PlanDocument
+from tokentwin.planning.plan.plan import Limits, make_plan
+from tokentwin.planning.plan.request import PlanRequest
+from tokentwin.planning.plan.trial import Question
+from tokentwin.planning.plan.what_if import WhatIf, what_if
+from tokentwin.planning.workers import Workers
 
 QUERY = question("ttft_ms p90<=300", workload=traffic(100, 40.0))
 USUAL = {"slow": 1.0, "fast": 3.0}

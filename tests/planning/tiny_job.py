@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from planning.jobs.files import write_json
-from serving.errors import UserError
+from tokentwin.planning.jobs.files import write_json
+from tokentwin.serving.errors import UserError
 
 
 def tiny(settings: dict[str, Any], out: Path, tell: Callable[[str, float], None]) -> dict[str, Any]:

@@ -18,12 +18,12 @@ from hypothesis import settings
 
 from lab.gpu_suite.correctness import cases, check_case
 from lab.gpu_suite.end_to_end import Noting
-from realengine.engine import Engine
-from realengine.models.weights import ModelFiles, load_model_files
-from realengine.sampling import SamplingParams
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.workload import WorkloadRequest
 from tests import budget  # noqa: F401
+from tokentwin.realengine.engine import Engine
+from tokentwin.realengine.models.weights import ModelFiles, load_model_files
+from tokentwin.realengine.sampling import SamplingParams
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.workload import WorkloadRequest
 
 settings.load_profile(sys.argv[1])
 LONG = sys.argv[1] == "long"

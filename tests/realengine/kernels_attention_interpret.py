@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from realengine.kernels.kv_splits import Splits, plan_splits
-from realengine.kernels.paged_attention import (
+from tests.budget import examples
+from tokentwin.realengine.kernels.kv_splits import Splits, plan_splits
+from tokentwin.realengine.kernels.paged_attention import (
     PagedRows,
     Tile,
     attention_splits,
@@ -20,7 +21,6 @@ from realengine.kernels.paged_attention import (
     tile_for,
     tile_tokens,
 )
-from tests.budget import examples
 
 FP8 = torch.float8_e4m3fn
 SMALL, LARGE = tile_for(1, False), tile_for(1 << 20, False)

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from realengine.kernels.router import Rules, route
-from realengine.models.layer_ops import Routing
-from realengine.models.linear import Fp8Weight, PackedWeight, StoredWeight, pack
-from realengine.models.triton_ops import TritonOps
-from realengine.models.weights import RANDOM
 from tests.realengine.kernels_fused_interpret import BF16, F16, F32, FP8, close
+from tokentwin.realengine.kernels.router import Rules, route
+from tokentwin.realengine.models.layer_ops import Routing
+from tokentwin.realengine.models.linear import Fp8Weight, PackedWeight, StoredWeight, pack
+from tokentwin.realengine.models.triton_ops import TritonOps
+from tokentwin.realengine.models.weights import RANDOM
 
 
 def layer(kind: str, outputs: int, inputs: int, dtype: torch.dtype) -> tuple[StoredWeight, Tensor]:

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from lab.gpu_suite.references import distance_from_draw, normalised
-from realengine.kernels.rope_store import rope_store
-from realengine.kernels.row_operations import add_rms_norm, silu_mul
-from realengine.kernels.sampling import argmax, draw, token_mask
-from realengine.models.linear import round_to_fp8
+from tokentwin.realengine.kernels.rope_store import rope_store
+from tokentwin.realengine.kernels.row_operations import add_rms_norm, silu_mul
+from tokentwin.realengine.kernels.sampling import argmax, draw, token_mask
+from tokentwin.realengine.models.linear import round_to_fp8
 
 F32, F16, BF16, FP8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn
 # Limits of the error, in norm and at worst. The interpreter truncates to bf16, where a GPU rounds.

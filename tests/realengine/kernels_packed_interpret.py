@@ -2,9 +2,9 @@
 
 import torch
 
-from realengine.kernels.packed_gemm import kernel_weight, packed_gemm, unpacked
-from realengine.models.linear import PackedWeight, pack
 from tests.realengine.kernels_fused_interpret import BF16, F16, F32, close
+from tokentwin.realengine.kernels.packed_gemm import kernel_weight, packed_gemm, unpacked
+from tokentwin.realengine.models.linear import PackedWeight, pack
 
 
 def packed() -> None:

@@ -12,16 +12,16 @@ pytest.importorskip("transformers", reason="transformers is the oracle here; ins
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from realengine.engine import Engine  # noqa: E402
-from realengine.models.weights import load_model_files  # noqa: E402
-from realengine.replay import record  # noqa: E402
-from realengine.step import Step  # noqa: E402
-from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
-from serving.errors import UserError  # noqa: E402
-from serving.workload import Workload, WorkloadRequest  # noqa: E402
 from tests.realengine.peft_folders import save_adapter  # noqa: E402
 from tests.realengine.tiny_models import greedy, save  # noqa: E402
-from traces.recording import Recording  # noqa: E402
+from tokentwin.realengine.engine import Engine  # noqa: E402
+from tokentwin.realengine.models.weights import load_model_files  # noqa: E402
+from tokentwin.realengine.replay import record  # noqa: E402
+from tokentwin.realengine.step import Step  # noqa: E402
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
+from tokentwin.serving.errors import UserError  # noqa: E402
+from tokentwin.serving.workload import Workload, WorkloadRequest  # noqa: E402
+from tokentwin.traces.recording import Recording  # noqa: E402
 
 pytestmark = pytest.mark.engine
 

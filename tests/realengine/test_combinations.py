@@ -9,15 +9,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="transformers makes the models; install the dev extra")
 
-from realengine.engine import Engine  # noqa: E402
-from realengine.models.layer_ops import LayerOps  # noqa: E402
-from realengine.models.weights import RANDOM, load_model_files  # noqa: E402
-from realengine.sampling import SamplingParams  # noqa: E402
-from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
-from serving.errors import UserError  # noqa: E402
-from serving.workload import WorkloadRequest  # noqa: E402
 from tests.realengine.packed_checkpoints import write, write_fp8  # noqa: E402
 from tests.realengine.tiny_models import save  # noqa: E402
+from tokentwin.realengine.engine import Engine  # noqa: E402
+from tokentwin.realengine.models.layer_ops import LayerOps  # noqa: E402
+from tokentwin.realengine.models.weights import RANDOM, load_model_files  # noqa: E402
+from tokentwin.realengine.sampling import SamplingParams  # noqa: E402
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
+from tokentwin.serving.errors import UserError  # noqa: E402
+from tokentwin.serving.workload import WorkloadRequest  # noqa: E402
 
 pytestmark = pytest.mark.engine
 

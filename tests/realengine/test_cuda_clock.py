@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from realengine.devices.cuda_device import EventClock  # noqa: E402
+from tokentwin.realengine.devices.cuda_device import EventClock  # noqa: E402
 
 pytestmark = pytest.mark.engine
 

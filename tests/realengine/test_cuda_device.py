@@ -10,15 +10,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-import realengine.devices.cuda_device  # noqa: E402
-import realengine.host_tier  # noqa: E402
-from realengine.attention.kv_cache import KvCache  # noqa: E402
-from realengine.devices.cpu_device import CpuDevice  # noqa: E402
-from realengine.devices.cuda_device import CudaDevice  # noqa: E402
-from realengine.devices.device import Device  # noqa: E402
-from realengine.host_tier import StreamCopier  # noqa: E402
-from realengine.models.model import Model  # noqa: E402
+import tokentwin.realengine.devices.cuda_device  # noqa: E402
+import tokentwin.realengine.host_tier  # noqa: E402
 from tests.realengine.test_engine_loop import engine_for  # noqa: E402
+from tokentwin.realengine.attention.kv_cache import KvCache  # noqa: E402
+from tokentwin.realengine.devices.cpu_device import CpuDevice  # noqa: E402
+from tokentwin.realengine.devices.cuda_device import CudaDevice  # noqa: E402
+from tokentwin.realengine.devices.device import Device  # noqa: E402
+from tokentwin.realengine.host_tier import StreamCopier  # noqa: E402
+from tokentwin.realengine.models.model import Model  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
@@ -103,7 +103,9 @@ class FakeCuda:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake = FakeCuda()
-    monkeypatch.setattr(realengine.devices.cuda_device, "torch", SimpleNamespace(cuda=fake, device=torch.device))
+    monkeypatch.setattr(
+        tokentwin.realengine.devices.cuda_device, "torch", SimpleNamespace(cuda=fake, device=torch.device)
+    )
     return fake
 
 
@@ -147,7 +149,7 @@ def test_whatever_thread_submits_work_goes_to_the_devices_own_stream(cuda: FakeC
 
 def test_copies_run_beside_the_steps_on_a_stream_of_their_own(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     of_torch = {"cuda": cuda, "inference_mode": torch.inference_mode}
-    monkeypatch.setattr(realengine.host_tier, "torch", SimpleNamespace(**of_torch))
+    monkeypatch.setattr(tokentwin.realengine.host_tier, "torch", SimpleNamespace(**of_torch))
     monkeypatch.setattr(cuda, "Stream", lambda device: f"a stream for copies of {device}")
     copy = StreamCopier(torch.device("cuda", 0)).submit(cuda.launch)
     assert cuda.done == [(what, "a stream for copies of cuda:0") for what in ("event", "kernel", "event")]

@@ -10,15 +10,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-import realengine.parallel.rank_process  # noqa: E402
-import realengine.parallel.ranks  # noqa: E402
-from realengine.engine import Engine  # noqa: E402
-from realengine.parallel.ranks import Ranks  # noqa: E402
-from serving.deployments.config import Deployment  # noqa: E402
-from serving.errors import UserError  # noqa: E402
-from serving.workload import WorkloadRequest  # noqa: E402
+import tokentwin.realengine.parallel.rank_process  # noqa: E402
+import tokentwin.realengine.parallel.ranks  # noqa: E402
 from tests.realengine.test_engine_loop import OUTPUTS, engine_for, prompts, run  # noqa: E402
 from tests.stand_in import StandIn  # noqa: E402
+from tokentwin.realengine.engine import Engine  # noqa: E402
+from tokentwin.realengine.parallel.ranks import Ranks  # noqa: E402
+from tokentwin.serving.deployments.config import Deployment  # noqa: E402
+from tokentwin.serving.errors import UserError  # noqa: E402
+from tokentwin.serving.workload import WorkloadRequest  # noqa: E402
 
 pytestmark = pytest.mark.engine
 NGRAM = {"speculative": {"method": "ngram", "num_speculative_tokens": 3}}
@@ -59,7 +59,7 @@ def break_work(engine: Engine, patch: pytest.MonkeyPatch) -> None:
 
 
 def break_packing(engine: Engine, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("realengine.engine.pack", broken)
+    patch.setattr("tokentwin.realengine.engine.pack", broken)
 
 
 def break_callback(engine: Engine, patch: pytest.MonkeyPatch) -> None:
@@ -134,14 +134,16 @@ def test_a_rank_gives_back_its_graphs_and_only_then_leaves(error, monkeypatch):
     device = SimpleNamespace(synchronize=lambda: did.append("wait"))
     gone = {name: lambda said=name: did.append(said.replace("_", " ")) for name in ("release_graphs", "close_device")}
     runner = SimpleNamespace(device=device, launch=launch, **gone)
-    monkeypatch.setattr(realengine.parallel.rank_process, "join_group", join_group)
-    monkeypatch.setattr(realengine.parallel.rank_process, "DistributedGroup", lambda: None)
-    monkeypatch.setattr(realengine.parallel.rank_process, "ModelRunner", lambda *_: runner)
+    monkeypatch.setattr(tokentwin.realengine.parallel.rank_process, "join_group", join_group)
+    monkeypatch.setattr(tokentwin.realengine.parallel.rank_process, "DistributedGroup", lambda: None)
+    monkeypatch.setattr(tokentwin.realengine.parallel.rank_process, "ModelRunner", lambda *_: runner)
     monkeypatch.setattr(
-        realengine.parallel.rank_process, "leave_group", lambda in_step: did.append("leave" if in_step else "abort")
+        tokentwin.realengine.parallel.rank_process,
+        "leave_group",
+        lambda in_step: did.append("leave" if in_step else "abort"),
     )
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    realengine.parallel.rank_process.serve(Deployment(), None, 1, "", theirs)  # type: ignore[arg-type]
+    tokentwin.realengine.parallel.rank_process.serve(Deployment(), None, 1, "", theirs)  # type: ignore[arg-type]
     assert (
         did == ["wait", "release graphs", "close device", "leave"]
         if error is None
@@ -156,9 +158,9 @@ def test_a_rank_gives_back_its_graphs_and_only_then_leaves(error, monkeypatch):
 
 
 def test_a_rank_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (realengine.parallel.ranks, realengine.parallel.rank_process):
+    for module in (tokentwin.realengine.parallel.ranks, tokentwin.realengine.parallel.rank_process):
         monkeypatch.setattr(module, "PATIENCE_S", 3.0)
-    monkeypatch.setattr(realengine.parallel.ranks, "_LAST_WORDS_S", 0.2)
+    monkeypatch.setattr(tokentwin.realengine.parallel.ranks, "_LAST_WORDS_S", 0.2)
     engine = started(engine_for(tensor_parallel_size=2))
     os.kill(engine.runner._processes[0].pid, signal.SIGSTOP)
     with pytest.raises(UserError, match=r"tensor_parallel_size: 2: rank 1 has not answered for 3 s"):

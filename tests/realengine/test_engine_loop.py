@@ -13,18 +13,18 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from calibration.validation.decision_replay import replay_decisions  # noqa: E402
-from realengine.attention.kv_cache import LayerKv, read, write  # noqa: E402
-from realengine.devices.machine import find_device  # noqa: E402
-from realengine.engine import Engine  # noqa: E402
-from realengine.models.weights import ModelFiles, load_model_files  # noqa: E402
-from realengine.replay import record  # noqa: E402
-from realengine.sampling import SamplingParams  # noqa: E402
-from realengine.step import Step  # noqa: E402
-from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
-from serving.errors import UserError  # noqa: E402
-from serving.workload import STOPPED, Workload, WorkloadRequest  # noqa: E402
-from traces.recording import Recording  # noqa: E402
+from tokentwin.calibration.validation.decision_replay import replay_decisions  # noqa: E402
+from tokentwin.realengine.attention.kv_cache import LayerKv, read, write  # noqa: E402
+from tokentwin.realengine.devices.machine import find_device  # noqa: E402
+from tokentwin.realengine.engine import Engine  # noqa: E402
+from tokentwin.realengine.models.weights import ModelFiles, load_model_files  # noqa: E402
+from tokentwin.realengine.replay import record  # noqa: E402
+from tokentwin.realengine.sampling import SamplingParams  # noqa: E402
+from tokentwin.realengine.step import Step  # noqa: E402
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
+from tokentwin.serving.errors import UserError  # noqa: E402
+from tokentwin.serving.workload import STOPPED, Workload, WorkloadRequest  # noqa: E402
+from tokentwin.traces.recording import Recording  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
@@ -349,11 +349,11 @@ def test_a_stop_string_of_a_trace_ends_an_answer_that_has_begun(tmp_path: Path) 
 INTERRUPTED = """
 import os, signal, sys
 from pathlib import Path
-from realengine.engine import Engine
-from realengine.replay import record
-from realengine.models.weights import load_model_files
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.workload import Workload, WorkloadRequest
+from tokentwin.realengine.engine import Engine
+from tokentwin.realengine.replay import record
+from tokentwin.realengine.models.weights import load_model_files
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.workload import Workload, WorkloadRequest
 
 if __name__ == "__main__":
     config = SchedulerConfig(max_model_len=400, num_blocks=200, max_num_seqs=4)

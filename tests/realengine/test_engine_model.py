@@ -10,15 +10,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="transformers is the oracle here; install the dev extra")
 
-from realengine.engine import Engine  # noqa: E402
-from realengine.logit_rules import Logprob  # noqa: E402
-from realengine.models.weights import load_model_files  # noqa: E402
-from realengine.sampling import SamplingParams  # noqa: E402
-from realengine.step_input import Batch, RowInput, pack  # noqa: E402
-from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
-from serving.request import Status  # noqa: E402
-from serving.workload import WorkloadRequest  # noqa: E402
 from tests.realengine.tiny_models import CONFIGS, greedy, save  # noqa: E402
+from tokentwin.realengine.engine import Engine  # noqa: E402
+from tokentwin.realengine.logit_rules import Logprob  # noqa: E402
+from tokentwin.realengine.models.weights import load_model_files  # noqa: E402
+from tokentwin.realengine.sampling import SamplingParams  # noqa: E402
+from tokentwin.realengine.step_input import Batch, RowInput, pack  # noqa: E402
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
+from tokentwin.serving.request import Status  # noqa: E402
+from tokentwin.serving.workload import WorkloadRequest  # noqa: E402
 
 pytestmark = pytest.mark.engine
 

@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from calibration.kv_link import as_linked  # noqa: E402
-from calibration.validation.decision_replay import replay_decisions  # noqa: E402
-from realengine.engine import Engine  # noqa: E402
-from realengine.models.weights import load_model_files  # noqa: E402
-from realengine.replay import record  # noqa: E402
-from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
-from serving.deployments.kv_tiers import KvTier, KvTiersConfig  # noqa: E402
-from serving.errors import UserError  # noqa: E402
-from serving.workload import Workload, WorkloadRequest  # noqa: E402
 from tests.budget import examples  # noqa: E402
-from traces.recording import Recording  # noqa: E402
-from traces.recording_writer import RecordingWriter  # noqa: E402
+from tokentwin.calibration.kv_link import as_linked  # noqa: E402
+from tokentwin.calibration.validation.decision_replay import replay_decisions  # noqa: E402
+from tokentwin.realengine.engine import Engine  # noqa: E402
+from tokentwin.realengine.models.weights import load_model_files  # noqa: E402
+from tokentwin.realengine.replay import record  # noqa: E402
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
+from tokentwin.serving.deployments.kv_tiers import KvTier, KvTiersConfig  # noqa: E402
+from tokentwin.serving.errors import UserError  # noqa: E402
+from tokentwin.serving.workload import Workload, WorkloadRequest  # noqa: E402
+from tokentwin.traces.recording import Recording  # noqa: E402
+from tokentwin.traces.recording_writer import RecordingWriter  # noqa: E402
 
 pytestmark = pytest.mark.engine
 

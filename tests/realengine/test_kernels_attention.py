@@ -6,8 +6,8 @@ import pytest
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
-from realengine.kernels import launches  # noqa: E402
-from realengine.kernels.paged_attention import make_tiles, tile_for, tile_tokens  # noqa: E402
+from tokentwin.realengine.kernels import launches  # noqa: E402
+from tokentwin.realengine.kernels.paged_attention import make_tiles, tile_for, tile_tokens  # noqa: E402
 
 
 def test_tiles_hold_each_query_token_once_and_start_with_the_longest() -> None:

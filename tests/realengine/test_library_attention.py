@@ -18,11 +18,11 @@ from lab.gpu_suite.attention_operations import attention  # noqa: E402
 from lab.gpu_suite.operations import On  # noqa: E402
 from lab.gpu_suite.ragged_batch import Numbers, backend_for, batch_of, layer_spec, random_cache  # noqa: E402
 from lab.gpu_suite.references import attended, relative_error  # noqa: E402
-from realengine.attention import LIBRARIES, flash_attention, flashinfer_attention  # noqa: E402
-from realengine.kernels.launches import Shape  # noqa: E402
-from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
-from serving.errors import UserError  # noqa: E402
 from tests.realengine.test_engine_loop import engine_for, plain, run  # noqa: E402, F401
+from tokentwin.realengine.attention import LIBRARIES, flash_attention, flashinfer_attention  # noqa: E402
+from tokentwin.realengine.kernels.launches import Shape  # noqa: E402
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
+from tokentwin.serving.errors import UserError  # noqa: E402
 
 pytestmark = pytest.mark.engine
 CPU = torch.device("cpu")

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from realengine.engine import Engine  # noqa: E402
-from realengine.logit_rules import LogitRules, RuledLogits, step_changes  # noqa: E402
-from realengine.sampling import SamplingParams, changed_logits  # noqa: E402
-from serving.workload import WorkloadRequest  # noqa: E402
 from tests.budget import examples  # noqa: E402
 from tests.realengine.test_engine_loop import engine_for, prompts  # noqa: E402
+from tokentwin.realengine.engine import Engine  # noqa: E402
+from tokentwin.realengine.logit_rules import LogitRules, RuledLogits, step_changes  # noqa: E402
+from tokentwin.realengine.sampling import SamplingParams, changed_logits  # noqa: E402
+from tokentwin.serving.workload import WorkloadRequest  # noqa: E402
 
 pytestmark = pytest.mark.engine
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="transformers is the oracle here; install the dev extra")
 
-from realengine.engine import Engine  # noqa: E402
-from realengine.models.weights import ModelFiles, load_model_files  # noqa: E402
-from realengine.run_recorder import expert_imbalance, experts_hit  # noqa: E402
-from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
-from serving.errors import UserError  # noqa: E402
-from serving.workload import WorkloadRequest  # noqa: E402
 from tests.realengine.tiny_models import greedy, save  # noqa: E402
+from tokentwin.realengine.engine import Engine  # noqa: E402
+from tokentwin.realengine.models.weights import ModelFiles, load_model_files  # noqa: E402
+from tokentwin.realengine.run_recorder import expert_imbalance, experts_hit  # noqa: E402
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
+from tokentwin.serving.errors import UserError  # noqa: E402
+from tokentwin.serving.workload import WorkloadRequest  # noqa: E402
 
 pytestmark = pytest.mark.engine
 PROMPTS = [[(31 * row + 7 * at * at + at) % 96 for at in range(length)] for row, length in enumerate((3, 41, 9, 1, 26))]

@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from serving.errors import UserError  # noqa: E402
 from tests.realengine.test_engine_loop import engine_for, plain, run  # noqa: E402, F401
+from tokentwin.serving.errors import UserError  # noqa: E402
 
 pytestmark = pytest.mark.engine
 

@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from realengine.logit_rules import LogitRules
-from realengine.sampling import SamplingParams
-from realengine.seating import Seating
-from realengine.sequence import TokenSequence
-from realengine.step_input import Packed, pack
-from serving.decode_set import DecodeSet
-from serving.deployments.config import SchedulerConfig
-from serving.request import Request
-from serving.step_plan import Row, StepPlan
-from serving.workload import WorkloadRequest
+from tokentwin.realengine.logit_rules import LogitRules
+from tokentwin.realengine.sampling import SamplingParams
+from tokentwin.realengine.seating import Seating
+from tokentwin.realengine.sequence import TokenSequence
+from tokentwin.realengine.step_input import Packed, pack
+from tokentwin.serving.decode_set import DecodeSet
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.request import Request
+from tokentwin.serving.step_plan import Row, StepPlan
+from tokentwin.serving.workload import WorkloadRequest
 
 BLOCK = 4
 # known tokens, tokens of this step, seen by the host, temperature

@@ -8,10 +8,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="transformers is the oracle here; install the dev extra")
 
-from serving.request import Status  # noqa: E402
-from serving.workload import WorkloadRequest  # noqa: E402
 from tests.realengine.test_engine_model import engine_for  # noqa: E402
 from tests.realengine.tiny_models import save  # noqa: E402
+from tokentwin.serving.request import Status  # noqa: E402
+from tokentwin.serving.workload import WorkloadRequest  # noqa: E402
 
 pytestmark = pytest.mark.engine
 

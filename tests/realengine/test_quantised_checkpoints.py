@@ -13,28 +13,28 @@ pytest.importorskip("transformers", reason="transformers makes the models here; 
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from realengine.attention.kv_cache import FP8, KvCache, read  # noqa: E402
-from realengine.attention.kv_cache import write as store  # noqa: E402
-from realengine.engine import Engine  # noqa: E402
-from realengine.models.layer_ops import LayerOps  # noqa: E402
-from realengine.models.linear import (  # noqa: E402
+from tests.realengine.packed_checkpoints import FORMATS, FP8_FORMATS, write, write_fp8  # noqa: E402
+from tests.realengine.tiny_models import save  # noqa: E402
+from tokentwin.realengine.attention.kv_cache import FP8, KvCache, read  # noqa: E402
+from tokentwin.realengine.attention.kv_cache import write as store  # noqa: E402
+from tokentwin.realengine.engine import Engine  # noqa: E402
+from tokentwin.realengine.models.layer_ops import LayerOps  # noqa: E402
+from tokentwin.realengine.models.linear import (  # noqa: E402
     Fp8Weight,
     PackedWeight,
     pack,
     round_to_integers,
     unpack,
 )
-from realengine.models.model import Model  # noqa: E402
-from realengine.models.weights import RANDOM, load_model_files, random_state  # noqa: E402
-from realengine.parallel.tensor_parallel import shard_spec, shard_state  # noqa: E402
-from realengine.step_input import Batch, RowInput  # noqa: E402
-from realengine.step_input import pack as pack_step  # noqa: E402
-from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
-from serving.deployments.kv_capacity import weight_bytes  # noqa: E402
-from serving.errors import UserError  # noqa: E402
-from serving.workload import WorkloadRequest  # noqa: E402
-from tests.realengine.packed_checkpoints import FORMATS, FP8_FORMATS, write, write_fp8  # noqa: E402
-from tests.realengine.tiny_models import save  # noqa: E402
+from tokentwin.realengine.models.model import Model  # noqa: E402
+from tokentwin.realengine.models.weights import RANDOM, load_model_files, random_state  # noqa: E402
+from tokentwin.realengine.parallel.tensor_parallel import shard_spec, shard_state  # noqa: E402
+from tokentwin.realengine.step_input import Batch, RowInput  # noqa: E402
+from tokentwin.realengine.step_input import pack as pack_step  # noqa: E402
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
+from tokentwin.serving.deployments.kv_capacity import weight_bytes  # noqa: E402
+from tokentwin.serving.errors import UserError  # noqa: E402
+from tokentwin.serving.workload import WorkloadRequest  # noqa: E402
 
 pytestmark = pytest.mark.engine
 SCHEDULER = SchedulerConfig(max_model_len=64, max_num_batched_tokens=24, num_blocks=40, block_size=4, max_num_seqs=4)
@@ -177,7 +177,7 @@ def test_experts_are_rounded_on_loading_and_routers_are_not(setting, limit, mixt
 def test_a_mixture_on_kernels_takes_the_memory_that_is_estimated(quantization: str) -> None:
     """But for FP8's scales, of which the estimate leaves 4 bytes an output out."""
     pytest.importorskip("triton")
-    from realengine.models.triton_ops import TritonOps
+    from tokentwin.realengine.models.triton_ops import TritonOps
 
     sizes = {"hidden_size": 256, "head_dim": 32, "moe_intermediate_size": 128, "vocab_size": 64, "max_positions": 16}
     spec = RANDOM["qwen2-moe"].model_copy(update=sizes)

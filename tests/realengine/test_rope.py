@@ -4,9 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from realengine.models.layer_ops import Rope  # noqa: E402
-from realengine.models.smollm2 import unpermute  # noqa: E402
-from realengine.models.weights import RANDOM  # noqa: E402
+from tokentwin.realengine.models.layer_ops import Rope  # noqa: E402
+from tokentwin.realengine.models.smollm2 import unpermute  # noqa: E402
+from tokentwin.realengine.models.weights import RANDOM  # noqa: E402
 
 pytestmark = pytest.mark.engine
 

@@ -8,11 +8,11 @@ from tests.budget import examples
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from realengine.sampling import SamplingParams, draw  # noqa: E402
-from realengine.sequence import TokenSequence  # noqa: E402
-from serving.errors import UserError  # noqa: E402
-from serving.request import Request  # noqa: E402
-from serving.workload import WorkloadRequest  # noqa: E402
+from tokentwin.realengine.sampling import SamplingParams, draw  # noqa: E402
+from tokentwin.realengine.sequence import TokenSequence  # noqa: E402
+from tokentwin.serving.errors import UserError  # noqa: E402
+from tokentwin.serving.request import Request  # noqa: E402
+from tokentwin.serving.workload import WorkloadRequest  # noqa: E402
 
 pytestmark = pytest.mark.engine
 

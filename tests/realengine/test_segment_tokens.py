@@ -1,7 +1,7 @@
 """Tokens that stand for a trace's segments."""
 
-from realengine.offered_workload import SegmentTokens
-from serving.workload import WorkloadRequest
+from tokentwin.realengine.offered_workload import SegmentTokens
+from tokentwin.serving.workload import WorkloadRequest
 
 
 def test_segment_tokens_keep_the_workload_s_promise() -> None:

@@ -7,14 +7,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="transformers makes the models; install the dev extra")
 
-from calibration.validation.decision_replay import replay_decisions  # noqa: E402
-from realengine.engine import Engine  # noqa: E402
-from realengine.models.weights import load_model_files  # noqa: E402
-from realengine.replay import record  # noqa: E402
-from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
-from serving.workload import Workload, WorkloadRequest  # noqa: E402
 from tests.realengine.tiny_models import save  # noqa: E402
-from traces.recording import Recording  # noqa: E402
+from tokentwin.calibration.validation.decision_replay import replay_decisions  # noqa: E402
+from tokentwin.realengine.engine import Engine  # noqa: E402
+from tokentwin.realengine.models.weights import load_model_files  # noqa: E402
+from tokentwin.realengine.replay import record  # noqa: E402
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
+from tokentwin.serving.workload import Workload, WorkloadRequest  # noqa: E402
+from tokentwin.traces.recording import Recording  # noqa: E402
 
 pytestmark = pytest.mark.engine
 MS = 1_000_000

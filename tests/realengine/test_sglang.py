@@ -9,14 +9,14 @@ import pytest
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from calibration.validation.decision_replay import replay_decisions
-from realengine.engine import Engine
-from realengine.models.weights import load_model_files
-from realengine.replay import record
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.policies.sglang_scheduler import SglangScheduler
-from serving.workload import Workload, WorkloadRequest
-from traces.recording import Recording
+from tokentwin.calibration.validation.decision_replay import replay_decisions
+from tokentwin.realengine.engine import Engine
+from tokentwin.realengine.models.weights import load_model_files
+from tokentwin.realengine.replay import record
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.policies.sglang_scheduler import SglangScheduler
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.traces.recording import Recording
 
 pytestmark = pytest.mark.engine
 MS = 1_000_000

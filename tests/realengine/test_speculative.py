@@ -18,30 +18,30 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from calibration.acceptance import with_acceptance  # noqa: E402
-from calibration.validation.decision_replay import replay_decisions  # noqa: E402
-from realengine.drafters import NgramDrafter  # noqa: E402
-from realengine.engine import Engine  # noqa: E402
-from realengine.models.weights import load_model_files  # noqa: E402
-from realengine.replay import record  # noqa: E402
-from realengine.sampling import SamplingParams, draw  # noqa: E402
-from realengine.seating import Seating  # noqa: E402
-from realengine.sequence import TokenSequence  # noqa: E402
-from realengine.step import Step  # noqa: E402
-from realengine.verification import judge, judged_tokens, verify  # noqa: E402
-from serving.cost_model import TokenCost  # noqa: E402
-from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
-from serving.errors import UserError  # noqa: E402
-from serving.request import Request  # noqa: E402
-from serving.speculative import SpeculativeConfig  # noqa: E402
-from serving.step_plan import Row  # noqa: E402
-from serving.workload import WorkloadRequest  # noqa: E402
-from sim.cluster import Cluster  # noqa: E402
-from sim.run_log import TableSink  # noqa: E402
 from tests.budget import examples  # noqa: E402
-from traces.metrics.run_metrics import RunMetrics  # noqa: E402
-from traces.recording import Recording  # noqa: E402
-from traces.synth import parse_spec, synthesise  # noqa: E402
+from tokentwin.calibration.acceptance import with_acceptance  # noqa: E402
+from tokentwin.calibration.validation.decision_replay import replay_decisions  # noqa: E402
+from tokentwin.realengine.drafters import NgramDrafter  # noqa: E402
+from tokentwin.realengine.engine import Engine  # noqa: E402
+from tokentwin.realengine.models.weights import load_model_files  # noqa: E402
+from tokentwin.realengine.replay import record  # noqa: E402
+from tokentwin.realengine.sampling import SamplingParams, draw  # noqa: E402
+from tokentwin.realengine.seating import Seating  # noqa: E402
+from tokentwin.realengine.sequence import TokenSequence  # noqa: E402
+from tokentwin.realengine.step import Step  # noqa: E402
+from tokentwin.realengine.verification import judge, judged_tokens, verify  # noqa: E402
+from tokentwin.serving.cost_model import TokenCost  # noqa: E402
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
+from tokentwin.serving.errors import UserError  # noqa: E402
+from tokentwin.serving.request import Request  # noqa: E402
+from tokentwin.serving.speculative import SpeculativeConfig  # noqa: E402
+from tokentwin.serving.step_plan import Row  # noqa: E402
+from tokentwin.serving.workload import WorkloadRequest  # noqa: E402
+from tokentwin.sim.cluster import Cluster  # noqa: E402
+from tokentwin.sim.run_log import TableSink  # noqa: E402
+from tokentwin.traces.metrics.run_metrics import RunMetrics  # noqa: E402
+from tokentwin.traces.recording import Recording  # noqa: E402
+from tokentwin.traces.synth import parse_spec, synthesise  # noqa: E402
 
 pytestmark = pytest.mark.engine
 

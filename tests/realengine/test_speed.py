@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from realengine.devices import machine, speed
-from realengine.devices.speed import GpuClock, SpeedProbe
-from serving.deployments.config import Deployment
+from tokentwin.realengine.devices import machine, speed
+from tokentwin.realengine.devices.speed import GpuClock, SpeedProbe
+from tokentwin.serving.deployments.config import Deployment
 
 
 class Clock:

@@ -14,17 +14,17 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from realengine.devices.cpu_device import CpuDevice  # noqa: E402
-from realengine.step_graphs import (  # noqa: E402
+from tests.realengine.test_engine_loop import engine_for, plain, run  # noqa: E402, F401
+from tokentwin.realengine.devices.cpu_device import CpuDevice  # noqa: E402
+from tokentwin.realengine.step_graphs import (  # noqa: E402
     StepGraphs,
     largest_layout,
     mixed_layout,
     mixed_steps,
     pad,
 )
-from realengine.step_input import Batch, Layout, RowInput, pack  # noqa: E402
-from serving.cost_model import TOKEN_BUCKETS, padded  # noqa: E402
-from tests.realengine.test_engine_loop import engine_for, plain, run  # noqa: E402, F401
+from tokentwin.realengine.step_input import Batch, Layout, RowInput, pack  # noqa: E402
+from tokentwin.serving.cost_model import TOKEN_BUCKETS, padded  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
@@ -165,10 +165,10 @@ def test_a_mixed_step_is_one_launch_and_not_hundreds(monkeypatch: pytest.MonkeyP
     """Llama-3.1-8B's step on our kernels, on torch's meta device, up to the head. docs/kernels.md has both."""
     pytest.importorskip("triton", reason="triton is not installed (Linux on x86_64 only)")
     from lab.gpu_suite.ragged_batch import backend_for
-    from realengine.attention.kv_cache import KvCache
-    from realengine.kernels.launches import INTERPRETING
-    from realengine.models.model import Model
-    from realengine.models.weights import random_spec, shapes
+    from tokentwin.realengine.attention.kv_cache import KvCache
+    from tokentwin.realengine.kernels.launches import INTERPRETING
+    from tokentwin.realengine.models.model import Model
+    from tokentwin.realengine.models.weights import random_spec, shapes
 
     if INTERPRETING:
         pytest.skip("the interpreter launches nothing")

@@ -12,15 +12,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from lab.gpu_suite.engine_benchmark import idle_share  # noqa: E402
-from realengine.devices.cpu_device import CpuDevice  # noqa: E402
-from realengine.devices.device import Pending  # noqa: E402
-from realengine.engine import Engine  # noqa: E402
-from realengine.replay import record  # noqa: E402
-from serving.kv.blocks import blocks_for  # noqa: E402
-from serving.request import Request  # noqa: E402
-from serving.workload import Workload, WorkloadRequest  # noqa: E402
 from tests.realengine.test_engine_loop import OUTPUTS, TIGHT, engine_for, prompts, run  # noqa: E402
-from traces.recording import Recording, notes_of  # noqa: E402
+from tokentwin.realengine.devices.cpu_device import CpuDevice  # noqa: E402
+from tokentwin.realengine.devices.device import Pending  # noqa: E402
+from tokentwin.realengine.engine import Engine  # noqa: E402
+from tokentwin.realengine.replay import record  # noqa: E402
+from tokentwin.serving.kv.blocks import blocks_for  # noqa: E402
+from tokentwin.serving.request import Request  # noqa: E402
+from tokentwin.serving.workload import Workload, WorkloadRequest  # noqa: E402
+from tokentwin.traces.recording import Recording, notes_of  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
@@ -126,7 +126,7 @@ def test_a_device_that_waits_for_the_hosts_copies_is_idle(
 
 
 def engine_on(device: type[CpuDevice], patch: pytest.MonkeyPatch, **scheduler: Any) -> Engine:
-    patch.setattr("realengine.devices.cpu_device.CpuDevice", device)
+    patch.setattr("tokentwin.realengine.devices.cpu_device.CpuDevice", device)
     return engine_for(scheduler=scheduler)
 
 

@@ -13,25 +13,25 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from calibration.acceptance import as_accepted, with_drafts  # noqa: E402
-from calibration.steps.features import MeasuredSteps  # noqa: E402
-from calibration.validation.decision_replay import recorded_deployment, replay_decisions  # noqa: E402
-from realengine.engine import Engine  # noqa: E402
-from realengine.grammar import grammar_of_rules, json_grammar, regex_grammar  # noqa: E402
-from realengine.models.weights import load_model_files  # noqa: E402
-from realengine.replay import record  # noqa: E402
-from realengine.sampling import SamplingParams  # noqa: E402
-from realengine.step import Step  # noqa: E402
-from realengine.tokenizer import Tokenizer  # noqa: E402
-from serving.cost_model import MASK_NS, TokenCost  # noqa: E402
-from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
-from serving.errors import UserError  # noqa: E402
-from serving.workload import Workload, WorkloadRequest  # noqa: E402
-from sim.cluster import Cluster  # noqa: E402
-from sim.run_log import TableSink  # noqa: E402
 from tests.realengine import tiny_models  # noqa: E402
 from tests.realengine.test_speculative import Foreteller  # noqa: E402
-from traces.recording import Recording  # noqa: E402
+from tokentwin.calibration.acceptance import as_accepted, with_drafts  # noqa: E402
+from tokentwin.calibration.steps.features import MeasuredSteps  # noqa: E402
+from tokentwin.calibration.validation.decision_replay import recorded_deployment, replay_decisions  # noqa: E402
+from tokentwin.realengine.engine import Engine  # noqa: E402
+from tokentwin.realengine.grammar import grammar_of_rules, json_grammar, regex_grammar  # noqa: E402
+from tokentwin.realengine.models.weights import load_model_files  # noqa: E402
+from tokentwin.realengine.replay import record  # noqa: E402
+from tokentwin.realengine.sampling import SamplingParams  # noqa: E402
+from tokentwin.realengine.step import Step  # noqa: E402
+from tokentwin.realengine.tokenizer import Tokenizer  # noqa: E402
+from tokentwin.serving.cost_model import MASK_NS, TokenCost  # noqa: E402
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
+from tokentwin.serving.errors import UserError  # noqa: E402
+from tokentwin.serving.workload import Workload, WorkloadRequest  # noqa: E402
+from tokentwin.sim.cluster import Cluster  # noqa: E402
+from tokentwin.sim.run_log import TableSink  # noqa: E402
+from tokentwin.traces.recording import Recording  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
@@ -152,7 +152,7 @@ ENDLESS = [  # llguidance has not compiled one of them after minutes
 def test_a_grammar_without_end_ends_its_request_alone_and_no_close_waits_for_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch, overlapped: bool
 ) -> None:
-    monkeypatch.setattr("realengine.grammar_compiler._COMPILE_S", 0.3)
+    monkeypatch.setattr("tokentwin.realengine.grammar_compiler._COMPILE_S", 0.3)
     engine, failed = engine_for(folder, async_scheduling=overlapped), []
 
     def add(id: int, rules: str) -> None:

@@ -14,8 +14,8 @@ pytest.importorskip("tokenizers", reason="the engine extra is not installed")
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Built
 
-from realengine.tokenizer import Detokenizer, Tokenizer
-from serving.errors import UserError
+from tokentwin.realengine.tokenizer import Detokenizer, Tokenizer
+from tokentwin.serving.errors import UserError
 
 pytestmark = pytest.mark.engine
 

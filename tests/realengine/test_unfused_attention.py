@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from calibration.operations import PrefillAttention, uniform_step  # noqa: E402
-from calibration.step_operations import step_operations  # noqa: E402
-from realengine.attention.kv_cache import LayerKv  # noqa: E402
-from realengine.attention.torch_attention import Span, TorchAttention, UnfusedAttention  # noqa: E402
-from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
-from serving.deployments.model_catalogue import find_model  # noqa: E402
 from tests.budget import examples  # noqa: E402
 from tests.realengine.test_engine_loop import engine_for, plain, run  # noqa: E402, F401
+from tokentwin.calibration.operations import PrefillAttention, uniform_step  # noqa: E402
+from tokentwin.calibration.step_operations import step_operations  # noqa: E402
+from tokentwin.realengine.attention.kv_cache import LayerKv  # noqa: E402
+from tokentwin.realengine.attention.torch_attention import Span, TorchAttention, UnfusedAttention  # noqa: E402
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
+from tokentwin.serving.deployments.model_catalogue import find_model  # noqa: E402
 
 pytestmark = pytest.mark.engine
 PAGE = 4

@@ -16,14 +16,14 @@ pytest.importorskip("transformers", reason="transformers is the oracle here; ins
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from realengine.models import smollm2  # noqa: E402
-from realengine.models.random_routers import expert_shares, row_scales  # noqa: E402
-from realengine.models.weights import RANDOM, load_model_files, random_spec, random_state  # noqa: E402
-from realengine.runnable import check_runnable  # noqa: E402
-from realengine.sampling import SamplingParams  # noqa: E402
-from serving.deployments.model_catalogue import models  # noqa: E402
-from serving.errors import UserError  # noqa: E402
 from tests.realengine.tiny_models import CONFIGS, save  # noqa: E402
+from tokentwin.realengine.models import smollm2  # noqa: E402
+from tokentwin.realengine.models.random_routers import expert_shares, row_scales  # noqa: E402
+from tokentwin.realengine.models.weights import RANDOM, load_model_files, random_spec, random_state  # noqa: E402
+from tokentwin.realengine.runnable import check_runnable  # noqa: E402
+from tokentwin.realengine.sampling import SamplingParams  # noqa: E402
+from tokentwin.serving.deployments.model_catalogue import models  # noqa: E402
+from tokentwin.serving.errors import UserError  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
@@ -241,10 +241,10 @@ def test_a_fetch_is_one_rename_and_happens_once(tmp_path: Path, monkeypatch: pyt
 
 def test_smollm2_answers_sensibly() -> None:
     """The real model, fetched the first time. The ids are those of its makers' tokenizer for their default chat."""
-    from realengine.engine import Engine
-    from realengine.generate import stream
-    from realengine.tokenizer import Tokenizer
-    from serving.deployments.config import Deployment, SchedulerConfig
+    from tokentwin.realengine.engine import Engine
+    from tokentwin.realengine.generate import stream
+    from tokentwin.realengine.tokenizer import Tokenizer
+    from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
 
     home = Path(os.environ.get("TOKENTWIN_HOME") or Path.home() / ".cache" / "tokentwin")
     try:

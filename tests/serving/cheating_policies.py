@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from serving.kv.blocks import Hit
-from serving.policies.vllm import VllmScheduler
-from serving.request import Status
-from serving.step_plan import Padding, StepPlan
 from tests.stand_in import StandIn
+from tokentwin.serving.kv.blocks import Hit
+from tokentwin.serving.policies.vllm import VllmScheduler
+from tokentwin.serving.request import Status
+from tokentwin.serving.step_plan import Padding, StepPlan
 
 
 class Shrinking(VllmScheduler):

@@ -3,10 +3,10 @@
 import random
 import time
 
-from serving.policies.ranked import RankedScheduler
-from serving.policies.vllm import VllmScheduler
-from serving.request import Request, Status
 from tests.stand_in import StandIn
+from tokentwin.serving.policies.ranked import RankedScheduler
+from tokentwin.serving.policies.vllm import VllmScheduler
+from tokentwin.serving.request import Request, Status
 
 
 def believing(**limits):

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from calibration.steps.external_calibration import predicted_cost
-from serving.deployments.config import Deployment
-from serving.deployments.hf_config import spec_from_hf_config
-from serving.deployments.model_catalogue import find_model
-from serving.deployments.model_spec import ModelSpec
-from serving.deployments.weight_types import check_linear_heads
-from serving.errors import UserError
+from tokentwin.calibration.steps.external_calibration import predicted_cost
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.hf_config import spec_from_hf_config
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.deployments.weight_types import check_linear_heads
+from tokentwin.serving.errors import UserError
 
 PLAIN: dict[str, Any] = {
     "vocab_size": 32000,

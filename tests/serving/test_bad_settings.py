@@ -9,13 +9,13 @@ import pytest
 from click.testing import CliRunner
 from pydantic import BaseModel
 
-from planning.deployments import named_value
-from planning.sweep.settings import SweepSettings
-from serving.data_file import parse_yaml
-from serving.deployments.config import Deployment, load_deployment, parse
-from serving.errors import UserError
 from tokentwin.cli import cli
-from traces.synth import SynthSpec
+from tokentwin.planning.deployments import named_value
+from tokentwin.planning.sweep.settings import SweepSettings
+from tokentwin.serving.data_file import parse_yaml
+from tokentwin.serving.deployments.config import Deployment, load_deployment, parse
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.synth import SynthSpec
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from serving.errors import UserError, one_line, raised, shown
-from serving.user_code.call_limit import Fault, limited
-from sim.checks.policy_check import check_policy, check_policy_apart
+from tokentwin.serving.errors import UserError, one_line, raised, shown
+from tokentwin.serving.user_code.call_limit import Fault, limited
+from tokentwin.sim.checks.policy_check import check_policy, check_policy_apart
 
 CODE = """
 import os, threading, time
 from concurrent.futures import ThreadPoolExecutor
-from serving.policies.vllm import VllmScheduler
+from tokentwin.serving.policies.vllm import VllmScheduler
 
 class Loops(VllmScheduler):
     def schedule(self):
@@ -55,7 +55,7 @@ class Exits(VllmScheduler):
 def endless(plan):
     while True: pass
 """
-SHORT = "import serving.user_code.call_limit as c; c.CALL_LIMIT_S = 0.3; c.GRACE_S = 0.2; c._LONGER = 2; "
+SHORT = "import tokentwin.serving.user_code.call_limit as c; c.CALL_LIMIT_S = 0.3; c.GRACE_S = 0.2; c._LONGER = 2; "
 LIMIT = "the limit of one call"
 
 

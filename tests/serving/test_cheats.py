@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from serving.contract import Breach
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.run_log import TableSink
+from tokentwin.serving.contract import Breach
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
 
 CHEATS = Path(__file__).with_name("cheating_policies.py")
 COST = TokenCost(6_000_000, 20_000, 400)

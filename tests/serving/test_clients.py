@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.validation.decision_replay import replay_decisions
-from serving.clients import Clients
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.workload import Workload, WorkloadRequest
-from traces.recording import Recording
+from tokentwin.calibration.validation.decision_replay import replay_decisions
+from tokentwin.serving.clients import Clients
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.traces.recording import Recording
 
 MS = 1_000_000
 
@@ -112,12 +112,12 @@ def conversations(concurrency: int | None) -> Workload:
 def test_users_of_the_engine_read_and_think(policy: str, concurrency: int | None, tmp_path: Path) -> None:
     """What comes when is exact on the wall clock too, and every decision follows from it."""
     pytest.importorskip("torch", reason="the engine extra is not installed")
-    from realengine.engine import Engine
-    from realengine.models.weights import load_model_files
-    from realengine.replay import record
+    from tokentwin.realengine.engine import Engine
+    from tokentwin.realengine.models.weights import load_model_files
+    from tokentwin.realengine.replay import record
 
     limits: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": 64, "max_model_len": 256, "num_blocks": 80}
-    config = SchedulerConfig(**limits, block_size=4, ageing_s=0.004)
+    config = SchedulerConfig(**limits, block_size=4, ageing_s=0.004, edf_ttft_ms={"chat": 50})
     deployment = Deployment(model="random:llama", dtype="float32", policy=policy, scheduler=config)
     engine = Engine(deployment, load_model_files("random:llama", Path()))
     workload = conversations(concurrency)

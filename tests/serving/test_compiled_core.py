@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from serving import compiled_core
-from serving.compiled_core import BY_CHOICE, COMPILED_CORE, DIGEST, SUFFIX, sources_digest
+from tokentwin.serving import compiled_core
+from tokentwin.serving.compiled_core import BY_CHOICE, COMPILED_CORE, DIGEST, SUFFIX, sources_digest
 
 
 def test_only_a_core_of_these_sources_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_core, "COMPILED", tmp_path)
     monkeypatch.setattr(sys, "meta_path", finders := [])
     monkeypatch.setenv("TOKENTWIN_PURE", "0")
-    assert "has not compiled" in compiled_core._use()
+    assert "is not compiled; run `make core`" in compiled_core._use()
     (tmp_path / DIGEST).write_text("of others")
     assert "other sources" in compiled_core._use() and not finders
     (tmp_path / DIGEST).write_text(sources_digest())
@@ -21,11 +21,11 @@ def test_only_a_core_of_these_sources_is_used(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setenv("TOKENTWIN_PURE", said)
         assert compiled_core._use() == BY_CHOICE and not finders
     monkeypatch.setenv("TOKENTWIN_PURE", "")
-    (module := tmp_path / "serving" / f"request{SUFFIX}").parent.mkdir()
+    (module := tmp_path / "tokentwin" / "serving" / f"request{SUFFIX}").parent.mkdir(parents=True)
     module.touch()
     assert compiled_core._use() == COMPILED_CORE
-    assert finders[0].find_spec("serving.request").origin == str(module)
-    assert finders[0].find_spec("serving.workload") is None
+    assert finders[0].find_spec("tokentwin.serving.request").origin == str(module)
+    assert finders[0].find_spec("tokentwin.serving.workload") is None
 
 
 def test_an_edited_source_has_another_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

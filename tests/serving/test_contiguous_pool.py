@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig, parse
-from serving.errors import UserError
-from serving.kv.contiguous_pool import ContiguousPool
-from serving.request import Request, Status
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.run_log import TableSink
 from tests.budget import examples
 from tests.serving.test_policies import decisions, tight, traffic
 from tests.serving.test_scheduler_properties import LOOPS, leapt
-from traces.metrics.run_metrics import RunMetrics
-from traces.metrics.step_metrics import StepMetrics
-from traces.tables import MemoryTables
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig, parse
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.kv.contiguous_pool import ContiguousPool
+from tokentwin.serving.request import Request, Status
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.metrics.step_metrics import StepMetrics
+from tokentwin.traces.tables import MemoryTables
 
 ALONE: dict[str, Any] = {"enable_prefix_caching": False}
 
@@ -149,8 +149,8 @@ def test_what_cannot_be_reserved_is_one_line(wrong: dict[str, Any], said: str) -
 @pytest.mark.parametrize("kind", ["max_model_len", "max_tokens"])
 def test_the_engine_says_the_same_from_contiguous_memory(kind: str) -> None:
     pytest.importorskip("torch", reason="the engine extra is not installed")
-    from realengine.engine import Engine
-    from realengine.models.weights import load_model_files
+    from tokentwin.realengine.engine import Engine
+    from tokentwin.realengine.models.weights import load_model_files
 
     files = load_model_files("random:llama", Path())
     said = []

@@ -1,20 +1,21 @@
 """Every plan is held against the deployment's limits, and whatever a policy does wrong is one line."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from serving.contract import Contract
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.errors import UserError
-from serving.scheduler import POLICIES, find_policy
-from serving.user_code.plugins import find, located
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.run_log import TableSink
 from tests.sim.test_pipeline_parallel import StageTimes
+from tokentwin.serving.contract import Contract
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.scheduler import POLICIES, find_policy
+from tokentwin.serving.user_code.plugins import find, located
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
 
 FAILING = Path(__file__).with_name("failing_policies.py")
 COST = TokenCost(6_000_000, 20_000, 400)
@@ -35,7 +36,7 @@ BROKEN = {
     "Exits": r"step 0: raised SystemExit: 0 \(failing_policies.py",
     "ExitsAtCommit": r"step 0: raised SystemExit: 0",
     "PlansNothing": r"step 0, request 0: plans nothing while 4 requests wait and no step runs",
-    "NoPlan": r"step 0: raised (AttributeError: 'NoneType' |TypeError: serving.step_plan.StepPlan)",
+    "NoPlan": r"step 0: raised (AttributeError: 'NoneType' |TypeError: tokentwin.serving.step_plan.StepPlan)",
     "Doubles": r"step 0, request 0: is planned twice in one step",
     "Negative": r"step 0, request 0: plans -200 tokens after 0, 0 of them drafts",
     "Elsewhere": r"step 0, request 0: plans 200 tokens after 1, which are not the next of Request\(0",
@@ -68,13 +69,13 @@ def test_what_breaks_the_contract_is_one_line(name: str) -> None:
 @pytest.mark.parametrize("overlapped", [False, True])
 @pytest.mark.parametrize("steps", [False, True])
 def test_a_policy_of_ones_own_that_keeps_to_it_decides_as_built_in(steps: bool, overlapped: bool) -> None:
-    run("serving.policies.vllm:VllmScheduler", steps, async_scheduling=overlapped)
+    run("tokentwin.serving.policies.vllm:VllmScheduler", steps, async_scheduling=overlapped)
 
 
 def test_a_policy_of_ones_own_waits_for_tokens_in_earlier_pipeline_stages() -> None:
     scheduler = LIMITS.model_copy(update={"num_blocks": 200, "async_scheduling": True})
     staged = {"pipeline_parallel_size": 3, "scheduler": scheduler}
-    for policy in ("serving.policies.vllm:VllmScheduler", f"{FAILING}:OneStage"):
+    for policy in ("tokentwin.serving.policies.vllm:VllmScheduler", f"{FAILING}:OneStage"):
         cluster = Cluster(Deployment(policy=policy, **staged), StageTimes([1000] * 3), TableSink())
         if "OneStage" not in policy:
             assert cluster.run(WORKLOAD).finished == len(BURSTS)
@@ -87,7 +88,8 @@ def test_a_policy_of_ones_own_waits_for_tokens_in_earlier_pipeline_stages() -> N
 def test_built_in_policies_are_held_to_the_limits_too(policy: str) -> None:
     """A slip in one of ours would be seen."""
     limits = LIMITS.model_copy(update={"num_blocks": 200})
-    scheduler = find_policy(policy)(limits.model_copy(update={"max_num_batched_tokens": 1000}), shares_prefixes=False)
+    more = limits.model_copy(update={"max_num_batched_tokens": 1000, "sarathi_token_budget": 1000})
+    scheduler = find_policy(policy)(more, shares_prefixes=False)
     contract = Contract(policy, scheduler, limits)
     for request in BURSTS[:4]:
         contract.add(request)
@@ -103,7 +105,7 @@ def test_a_file_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "beside_it.py").write_text("SIGN = -1\n")
     (tmp_path / "lifo.py").write_text(
         "from beside_it import SIGN\n"
-        "from serving.policies.ranked import RankedScheduler\n\n\n"
+        "from tokentwin.serving.policies.ranked import RankedScheduler\n\n\n"
         "class Lifo(RankedScheduler):\n"
         "    def score(self, request):\n"
         "        return SIGN * request.arrived.arrival_ns\n"
@@ -115,7 +117,9 @@ def test_a_file_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.chdir("/")
         assert find("policy", deployment.policy, POLICIES, ("schedule",)).__name__ == "Lifo"
         monkeypatch.chdir(tmp_path)
-    assert located("vllm") == "vllm" and located("serving.policies.fair:FairScheduler").startswith("serving.")
+    assert located("vllm") == "vllm" and located("tokentwin.serving.policies.fair:FairScheduler").startswith(
+        "tokentwin.serving."
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,6 +131,7 @@ def test_a_file_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.Monke
         ("raise SystemExit\n", "mine.py:Own", r"cannot be imported: SystemExit \(mine.py, line 1\)"),
         ("def f(:\n", "mine.py:Own", "cannot be imported: SyntaxError"),
         ("import no_such_module_anywhere\n", "mine.py:Own", "the module 'no_such_module_anywhere' cannot be imported"),
+        ("from planning.plan import planner\n", "mine.py:Own", "cannot be imported; import tokentwin.planning"),
         ("class Own:\n    pass\n", "mine.py:Own", "must be a class with add, schedule"),
         ("Own = 3\n", "mine.py:Own", "must be a class with add, schedule"),
         (None, "mine.py:", "must be vllm, static"),
@@ -136,6 +141,7 @@ def test_a_file_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.Monke
 )
 def test_a_file_that_holds_no_policy_is_one_line(content, name, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place and not (Path(place) / "planning").exists()])
     if content is not None:
         (tmp_path / "mine.py").write_text(content)
     with pytest.raises(UserError, match=says) as caught:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from serving.deployments.config import Deployment, parse
-from serving.deployments.engine_defaults import engine_defaults, with_engine_defaults
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.kv_capacity import kv_capacity
-from serving.deployments.kv_layout import most_held
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.deployments.engine_defaults import engine_defaults, with_engine_defaults
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.kv_capacity import kv_capacity
+from tokentwin.serving.deployments.kv_layout import most_held
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
 
 NAMES = ("max_num_seqs", "max_num_batched_tokens", "async_scheduling")
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.deployments.config import SchedulerConfig
-from serving.errors import UserError
-from serving.kv.external import connect
-from serving.request import Status
-from serving.scheduler import POLICIES, find_policy
-from serving.workload import WorkloadRequest
 from tests.budget import examples
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.kv.external import connect
+from tokentwin.serving.request import Status
+from tokentwin.serving.scheduler import POLICIES, find_policy
+from tokentwin.serving.workload import WorkloadRequest
 
 BLOCK = 4
 

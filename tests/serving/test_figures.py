@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.answers.figures import (
+from tokentwin.serving.answers.figures import (
     NOTHING,
     counted,
     shown_band,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from serving.deployments.gpu_spec import find_gpu, gpus
-from serving.errors import UserError
+from tokentwin.serving.deployments.gpu_spec import find_gpu, gpus
+from tokentwin.serving.errors import UserError
 
 
 @pytest.mark.parametrize(

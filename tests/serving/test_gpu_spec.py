@@ -6,15 +6,15 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from calibration.kernels.catalogue import load_kernels
-from calibration.kernels.surfaces import bundled_names
-from calibration.operations import Gemm
-from calibration.steps.external_calibration import predicted_cost
-from calibration.trust import TrustLevel
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import GpuSpec, find_gpu, gpus
-from serving.errors import UserError
+from tokentwin.calibration.kernels.catalogue import load_kernels
+from tokentwin.calibration.kernels.surfaces import bundled_names
+from tokentwin.calibration.operations import Gemm
+from tokentwin.calibration.steps.external_calibration import predicted_cost
+from tokentwin.calibration.trust import TrustLevel
 from tokentwin.commands.gpus import gpus as verb
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import GpuSpec, find_gpu, gpus
+from tokentwin.serving.errors import UserError
 
 
 def test_the_catalogue_has_what_the_makers_state() -> None:

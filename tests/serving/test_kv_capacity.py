@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.kv_capacity import KvCapacity, kv_capacity, weight_bytes
-from serving.deployments.kv_layout import kv_groups, most_held, with_kv_groups
-from serving.deployments.model_catalogue import find_model, models
-from serving.deployments.weight_types import weights_dtype
-from serving.errors import UserError
-from serving.kv.blocks import blocks_for
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.kv_capacity import KvCapacity, kv_capacity, weight_bytes
+from tokentwin.serving.deployments.kv_layout import kv_groups, most_held, with_kv_groups
+from tokentwin.serving.deployments.model_catalogue import find_model, models
+from tokentwin.serving.deployments.weight_types import weights_dtype
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.kv.blocks import blocks_for
 
 GIB = 1024**3
 DATA = Path(__file__).parents[3] / "shared" / "data" / "inference-sim"

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.hf_config import spec_from_hf_config
-from serving.deployments.kv_capacity import kv_capacity
-from serving.deployments.kv_layout import for_transfers, most_held, page_bytes, state_bytes, with_states
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
-from serving.kv.external import ExternalKv
-from serving.policies.residents import kv_blocks
-from serving.policies.vllm import VllmScheduler
-from serving.workload import PRIVATE, WorkloadRequest
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.hf_config import spec_from_hf_config
+from tokentwin.serving.deployments.kv_capacity import kv_capacity
+from tokentwin.serving.deployments.kv_layout import for_transfers, most_held, page_bytes, state_bytes, with_states
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.kv.external import ExternalKv
+from tokentwin.serving.policies.residents import kv_blocks
+from tokentwin.serving.policies.vllm import VllmScheduler
+from tokentwin.serving.workload import PRIVATE, WorkloadRequest
 
 TEXT: dict[str, Any] = {
     "vocab_size": 96,

@@ -4,14 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from serving.errors import UserError
-from serving.metrics import METRICS, TERMS, TOOLS, defined_in, glossary, metric
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.metrics import METRICS, TERMS, TOOLS, defined_in, glossary, metric
 
 GLOSSARY = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 def test_the_glossary_on_disk_is_the_registry():
-    assert GLOSSARY.read_text(encoding="utf-8") == glossary(), "run: python -m serving.metrics > docs/metrics.md"
+    assert GLOSSARY.read_text(encoding="utf-8") == glossary(), (
+        "run: python -m tokentwin.serving.metrics > docs/metrics.md"
+    )
 
 
 def test_a_metric_has_its_unit_in_its_name():

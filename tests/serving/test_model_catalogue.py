@@ -7,9 +7,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from serving.deployments.model_catalogue import _entries, _names, _piped, find_model, models, published_parameters
-from serving.errors import UserError
 from tokentwin.commands.model import model
+from tokentwin.serving.deployments.model_catalogue import (
+    _entries,
+    _names,
+    _piped,
+    find_model,
+    models,
+    published_parameters,
+)
+from tokentwin.serving.errors import UserError
 
 ROUNDED = {  # cards that round more, or count more than a decoder
     "Kimi-K2": 0.03,  # 1T

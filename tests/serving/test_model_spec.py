@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from realengine.runnable import check_runnable
-from serving.deployments.hf_config import spec_from_hf_config
-from serving.deployments.model_spec import ModelSpec, RopeScaling
-from serving.errors import UserError
+from tokentwin.realengine.runnable import check_runnable
+from tokentwin.serving.deployments.hf_config import spec_from_hf_config
+from tokentwin.serving.deployments.model_spec import ModelSpec, RopeScaling
+from tokentwin.serving.errors import UserError
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -13,26 +13,26 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from calibration.validation import decision_replay
-from calibration.validation.decision_replay import replay_decisions
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig, parse
-from serving.deployments.multimodal import MultimodalConfig
-from serving.errors import UserError
-from serving.policies.fair import FairScheduler
-from serving.policies.sglang_scheduler import SglangScheduler
-from serving.predictions import predicted_tokens
-from serving.request import Request
-from serving.scheduler import Scheduler, find_policy
-from serving.step_plan import StepPlan
-from serving.workload import PRIVATE, Item, Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.run_log import TableSink
 from tests.budget import examples
 from tests.serving.test_scheduler_properties import LOOPS, Driver, leapt
 from tests.traces.test_run_metrics import finished, requests_table
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
+from tokentwin.calibration.validation import decision_replay
+from tokentwin.calibration.validation.decision_replay import replay_decisions
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig, parse
+from tokentwin.serving.deployments.multimodal import MultimodalConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.policies.fair import FairScheduler
+from tokentwin.serving.policies.sglang_scheduler import SglangScheduler
+from tokentwin.serving.predictions import predicted_tokens
+from tokentwin.serving.request import Request
+from tokentwin.serving.scheduler import Scheduler, find_policy
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import PRIVATE, Item, Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
 
 NEW = ("sarathi", "sjf", "priority-ageing", "edf", "fair")
 SOME = examples(0.2)
@@ -535,9 +535,9 @@ def engine_traffic(seed: int) -> Workload:
 @pytest.mark.parametrize("policy", NEW)
 def test_a_run_of_the_engine_is_reproduced(policy, overlapped, tmp_path, monkeypatch):
     pytest.importorskip("torch", reason="the engine extra is not installed")
-    from realengine.engine import Engine
-    from realengine.models.weights import load_model_files
-    from realengine.replay import record
+    from tokentwin.realengine.engine import Engine
+    from tokentwin.realengine.models.weights import load_model_files
+    from tokentwin.realengine.replay import record
 
     config = SchedulerConfig(**{**ENGINE, **SETTINGS, "async_scheduling": overlapped})
     deployment = Deployment(model="random:llama", dtype="float32", policy=policy, scheduler=config)
@@ -557,9 +557,9 @@ def test_a_run_of_the_engine_is_reproduced(policy, overlapped, tmp_path, monkeyp
 @pytest.mark.engine
 def test_a_padded_run_of_the_engine_is_reproduced_and_its_steps_computed_the_padding(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the engine extra is not installed")
-    from realengine.engine import Engine
-    from realengine.models.weights import load_model_files
-    from realengine.replay import record
+    from tokentwin.realengine.engine import Engine
+    from tokentwin.realengine.models.weights import load_model_files
+    from tokentwin.realengine.replay import record
 
     config = SchedulerConfig(**{**ENGINE, "num_blocks": 400, "max_num_seqs": 8, "static_timeout_ms": 20})
     deployment = Deployment(model="random:llama", dtype="float32", policy="static", scheduler=config)
@@ -588,7 +588,7 @@ def test_a_padded_run_of_the_engine_is_reproduced_and_its_steps_computed_the_pad
 
 def test_a_policy_of_ones_own_is_a_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_policies.py").write_text(
-        "from serving.policies.ranked import RankedScheduler\n\n\n"
+        "from tokentwin.serving.policies.ranked import RankedScheduler\n\n\n"
         "class ShortestPrompt(RankedScheduler):\n"
         "    def score(self, request):\n"
         "        return request.prompt_len\n\n\n"

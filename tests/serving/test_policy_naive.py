@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.oracles.live_conformance import COST, random_recording, with_windows
-from serving.deployments.config import SchedulerConfig
-from serving.errors import UserError
-from serving.kv.content import SegmentContent
-from serving.policies.vllm import VllmScheduler
-from serving.request import Status
-from serving.workload import WorkloadRequest
 from tests.budget import examples
 from tests.serving import naive_vllm
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.kv.content import SegmentContent
+from tokentwin.serving.policies.vllm import VllmScheduler
+from tokentwin.serving.request import Status
+from tokentwin.serving.workload import WorkloadRequest
 
 DATA = Path(__file__).parents[1] / "data"
 

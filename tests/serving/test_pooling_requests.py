@@ -7,21 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.deployments.config import Deployment, SchedulerConfig, parse
-from serving.deployments.engine_defaults import with_engine_defaults
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.kv_capacity import kv_capacity
-from serving.deployments.kv_layout import with_kv_groups
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
-from serving.kv.no_pool import NoPool
-from serving.policies.vllm import VllmScheduler
-from serving.request import Status
-from serving.scheduler import POLICIES
-from serving.workload import WorkloadRequest
 from tests.budget import examples
 from tests.serving.test_policies import decisions, tight, traffic
 from tests.serving.test_scheduler_properties import LOOPS
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig, parse
+from tokentwin.serving.deployments.engine_defaults import with_engine_defaults
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.kv_capacity import kv_capacity
+from tokentwin.serving.deployments.kv_layout import with_kv_groups
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.kv.no_pool import NoPool
+from tokentwin.serving.policies.vllm import VllmScheduler
+from tokentwin.serving.request import Status
+from tokentwin.serving.scheduler import POLICIES
+from tokentwin.serving.workload import WorkloadRequest
 
 
 def pooling(requests: list[WorkloadRequest]) -> list[WorkloadRequest]:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from planning.jobs.job import Job
-from serving.python_process import HOME, module_command, module_environment
 from tests.planning.sweep_samples import content
+from tokentwin.planning.jobs.job import Job
+from tokentwin.serving.python_process import HOME, module_command, module_environment
 
 _OURS = ("serving", "sim", "calibration", "traces", "realengine", "tokentwin")
 _SWEPT = """

@@ -4,12 +4,12 @@ from random import Random
 
 import pytest
 
-from serving.deployments.config import SchedulerConfig
-from serving.kv.content import SegmentContent
-from serving.kv.radix_pool import RadixPool
-from serving.kv.radix_tree import RadixNode, RadixTree
-from serving.request import Request
-from serving.workload import Span, WorkloadRequest
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.kv.content import SegmentContent
+from tokentwin.serving.kv.radix_pool import RadixPool
+from tokentwin.serving.kv.radix_tree import RadixNode, RadixTree
+from tokentwin.serving.request import Request
+from tokentwin.serving.workload import Span, WorkloadRequest
 
 
 def sequence(chance: Random) -> list[Span]:

@@ -2,15 +2,15 @@
 
 import pytest
 
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig, parse
-from serving.deployments.fleet import FleetConfig
-from serving.errors import UserError
-from serving.policies.vllm import VllmScheduler
-from serving.request import Status
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.run_log import TableSink
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig, parse
+from tokentwin.serving.deployments.fleet import FleetConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.policies.vllm import VllmScheduler
+from tokentwin.serving.request import Status
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
 
 ROOMY = {"block_size": 4, "num_blocks": 200, "max_model_len": 100, "max_num_batched_tokens": 40}
 
@@ -79,7 +79,7 @@ def test_an_answer_is_rejected_or_cut_where_the_longest_sequence_ends():
     assert scheduler([(90, 20)]).requests == {}
 
 
-@pytest.mark.parametrize("policy", ["vllm", "serving.policies.vllm:VllmScheduler"])
+@pytest.mark.parametrize("policy", ["vllm", "tokentwin.serving.policies.vllm:VllmScheduler"])
 def test_the_contract_knows_where_an_answer_is_cut(policy):
     sink, settings = TableSink(), SchedulerConfig(**ROOMY, cut_at_max_model_len=True)
     requests = [WorkloadRequest(id, id, (("", 90),), 20 + id, grammar_compile_ns=id) for id in range(3)]

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.deployments.config import SchedulerConfig
-from serving.kv.blocks import blocks_for
-from serving.kv.grouped_pool import GroupedPool
-from serving.request import Request, Status
-from serving.scheduler import POLICIES, Scheduler, find_policy
-from serving.step_plan import StepPlan
-from serving.workload import Segment, WorkloadRequest
 from tests.budget import examples
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.kv.blocks import blocks_for
+from tokentwin.serving.kv.grouped_pool import GroupedPool
+from tokentwin.serving.request import Request, Status
+from tokentwin.serving.scheduler import POLICIES, Scheduler, find_policy
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import Segment, WorkloadRequest
 
 SETTINGS = examples(0.4)
 

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.fleet import FleetConfig
-from serving.errors import UserError
-from serving.policies.sjf import SjfScheduler
-from serving.policies.vllm import VllmScheduler
-from serving.request import Request
-from serving.scheduler import POLICIES
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.run_log import TableSink
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.fleet import FleetConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.policies.sjf import SjfScheduler
+from tokentwin.serving.policies.vllm import VllmScheduler
+from tokentwin.serving.request import Request
+from tokentwin.serving.scheduler import POLICIES
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
 
 COST = TokenCost(6_000_000, 20_000, 400)
 LIMITS = {"max_num_batched_tokens": 128, "max_num_seqs": 4, "num_blocks": 60, "max_model_len": 640}
@@ -105,7 +105,7 @@ def test_without_predictions_a_class_of_ones_own_ranks_by_the_limit() -> None:
 
 
 WRITES = """
-from serving.policies.vllm import VllmScheduler
+from tokentwin.serving.policies.vllm import VllmScheduler
 
 class Constructs(VllmScheduler):
     def __init__(self, config, **engine):
@@ -160,7 +160,7 @@ def test_a_policy_does_not_raise_its_limits(name: str, tmp_path: Path) -> None:
 
 
 def test_nor_does_a_cost_model(tmp_path: Path) -> None:
-    from planning.costs import priced
+    from tokentwin.planning.costs import priced
 
     (tmp_path / "mine.py").write_text(WRITES)
     deployment = Deployment(scheduler=SchedulerConfig(**LIMITS))

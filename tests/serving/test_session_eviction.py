@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tests.sim.fleet_samples import FleetRun, poisson
-from traces.synth import parse_spec, synthesise
+from tokentwin.traces.synth import parse_spec, synthesise
 
 AGENTS = {
     "requests": 300,

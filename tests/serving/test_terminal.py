@@ -1,16 +1,18 @@
 """Tables on a terminal: whatever its width, every figure and every word that is printed is whole."""
 
 import io
+import os
 import re
+from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from serving.answers.report import BAND, COUNT, FIGURE, METRIC, Column, Line, Table
-from serving.answers.terminal import print_report
 from tests.budget import examples
+from tokentwin.serving.answers.report import BAND, COUNT, FIGURE, METRIC, Column, Line, Table
+from tokentwin.serving.answers.terminal import print_report
 
 WORDS = st.text("abc_(=é漢", min_size=1, max_size=30)
 TEXTS = st.lists(WORDS, min_size=1, max_size=6).map(" ".join)
@@ -37,7 +39,9 @@ def tables(draw: st.DrawFn) -> Table:
 
 def printed(table: Table, width: int, terminal: bool = True) -> list[str]:
     out = io.StringIO()
-    print_report([table, Line("end")], Console(file=out, width=width, force_terminal=terminal, color_system=None))
+    with patch.dict(os.environ):
+        os.environ.pop("COLUMNS", None)
+        print_report([table, Line("end")], Console(file=out, width=width, force_terminal=terminal, color_system=None))
     lines = out.getvalue().split("\n")
     assert lines[-2:] == ["end", ""]
     return lines[:-3]

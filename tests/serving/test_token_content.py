@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.kv.content import TokenContent, block_keys
-from serving.request import Request
-from serving.workload import WorkloadRequest
 from tests.budget import examples
+from tokentwin.serving.kv.content import TokenContent, block_keys
+from tokentwin.serving.request import Request
+from tokentwin.serving.workload import WorkloadRequest
 
 SIZE = 2
 

@@ -4,7 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from serving.whole_file import whole_file
+from tokentwin.serving.whole_file import whole_file
 
 
 def test_what_killed_processes_left_of_a_file_goes_when_it_is_written_again(tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ from collections import Counter
 
 import numpy as np
 
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig, parse
-from serving.deployments.fleet import FleetConfig
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.run_log import TableSink
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig, parse
+from tokentwin.serving.deployments.fleet import FleetConfig
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
 
 MS, S = 1_000_000, 1_000_000_000
 COST = TokenCost(6 * MS, 18_000, 450)

@@ -20,9 +20,9 @@ from typing import Any
 import pyarrow as pa
 
 import tokentwin
-from serving.errors import UserError
-from serving.workload import Workload, WorkloadRequest
-from traces.synth import parse_spec, synthesise
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.traces.synth import parse_spec, synthesise
 
 TABLES = ("requests", "steps")
 FILE = Path(__file__).parents[1] / "data" / "frozen_scenarios.json"

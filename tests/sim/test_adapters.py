@@ -5,16 +5,16 @@ from random import Random
 
 import pytest
 
-from serving.adapter_times import FREE, AdapterTimes
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.lora import LoraConfig
-from serving.errors import UserError
-from serving.step_plan import StepPlan
-from serving.workload import Workload, WorkloadRequest
-from sim.adapter_slots import AdapterSlots
-from sim.cluster import Cluster
-from sim.run_log import TableSink
+from tokentwin.serving.adapter_times import FREE, AdapterTimes
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.lora import LoraConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.adapter_slots import AdapterSlots
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
 
 MS = 1_000_000
 TIMES = AdapterTimes(step_ns=3e6, tile_ns=1e6, adapter_ns=2e5, token_ns=5e3, copy_ns=7e6, load_ns=90e6)

@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.fleet import AdmissionConfig, FleetConfig
-from serving.errors import UserError
-from serving.front_door import FrontDoor
-from serving.workload import PRIVATE, Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.run_log import TableSink
-from traces.metrics.run_metrics import SERVED_METRICS, RunMetrics
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.fleet import AdmissionConfig, FleetConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.front_door import FrontDoor
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.metrics.run_metrics import SERVED_METRICS, RunMetrics
 
 US, MS = 1000, 1_000_000
 DOOR = FrontDoor(

@@ -9,18 +9,18 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.errors import UserError
-from serving.policies.vllm import VllmScheduler
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster, simulate_to
-from sim.router import find_router
-from sim.run_log import TableSink
 from tests.budget import simulated
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
-from traces.schema import arrow_schema
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.policies.vllm import VllmScheduler
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster, simulate_to
+from tokentwin.sim.router import find_router
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
+from tokentwin.traces.schema import arrow_schema
 
 MS = 1_000_000
 COST = TokenCost(6 * MS, 18_000, 450)
@@ -106,7 +106,7 @@ def test_a_router_of_ones_own():
     assert shares(f"{__name__}:LastOnly", 50) == [0, 0, 0, 50]
 
 
-@pytest.mark.parametrize("name", ["no-such", "", ":", "no.such.module:Router", "sim.router:NoSuch"])
+@pytest.mark.parametrize("name", ["no-such", "", ":", "no.such.module:Router", "tokentwin.sim.router:NoSuch"])
 def test_an_unknown_router_is_one_line(name):
     with pytest.raises(UserError) as error:
         find_router(name)
@@ -269,11 +269,11 @@ def test_without_steps_the_requests_are_the_same():
 
 RECORD = """
 import sys
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.cost_model import TokenCost
-from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
-from sim.cluster import simulate_to
-from traces.synth import parse_spec, synthesise
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
+from tokentwin.sim.cluster import simulate_to
+from tokentwin.traces.synth import parse_spec, synthesise
 spec = parse_spec({
     "requests": 250, "seed": 5, "arrivals": {"kind": "poisson", "rate": 30}, "prompt": 150,
     "output": {"kind": "exponential", "mean": 40}, "system_prompts": {"count": 5, "tokens": 64},
@@ -335,10 +335,10 @@ def test_a_step_costs_at_most_one_event(plan_ns, steps, overlapped):
 
 STREAM = """
 import resource, sys
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.cost_model import TokenCost
-from sim.cluster import Cluster
-from traces.synth import parse_spec, synthesise
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.sim.cluster import Cluster
+from tokentwin.traces.synth import parse_spec, synthesise
 
 def most_mib(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from serving.errors import UserError
-from sim.checks.conformance import conform
 from tests.command import tokentwin
+from tokentwin.serving.errors import UserError
+from tokentwin.sim.checks.conformance import conform
 
 DATA = Path(__file__).parents[1] / "data"
 RECORDINGS = sorted((DATA / "oracle").glob("*.rec.json.gz"))

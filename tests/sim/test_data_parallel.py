@@ -2,15 +2,15 @@
 
 import pytest
 
-from planning.priced_scenario import price_scenario
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment
-from serving.deployments.fleet import AutoscalerConfig, Crash, FailuresConfig, FleetConfig, PoolConfig
-from serving.errors import UserError
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.run_log import TableSink
-from traces.metrics.run_metrics import gpu_hours
+from tokentwin.planning.priced_scenario import price_scenario
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.fleet import AutoscalerConfig, Crash, FailuresConfig, FleetConfig, PoolConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.metrics.run_metrics import gpu_hours
 
 COST = TokenCost(2_000_000, 10_000, 10)
 REQUESTS = Workload([WorkloadRequest(id, id * 700_000, (("", 50 + id % 7),), 5 + id % 11) for id in range(90)])

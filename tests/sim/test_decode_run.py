@@ -6,8 +6,8 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.step_prices import DecodeRun
-from sim.leap import Leap
+from tokentwin.serving.step_prices import DecodeRun
+from tokentwin.sim.leap import Leap
 
 PIECES = st.lists(
     st.tuples(st.one_of(st.integers(0, 5000), st.integers(0, 10**11)), st.integers(0, 10**7), st.integers(1, 400)),

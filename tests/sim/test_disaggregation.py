@@ -8,23 +8,23 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment
-from serving.deployments.fleet import FleetConfig
-from serving.errors import UserError
-from serving.front_door import FrontDoor
-from serving.scheduler import POLICIES
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.live_cluster import LiveCluster
-from sim.router import ROUTERS
-from sim.run_log import TableSink
 from tests.budget import examples
 from tests.sim.fleet_samples import MS, FleetRun, S, assert_everything_is_accounted_for, poisson
 from tests.sim.test_fleet_properties import admissions, times
 from tokentwin.cli import cli
-from traces.formats.parquet import write_parquet
-from traces.recording import Recording
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.fleet import FleetConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.front_door import FrontDoor
+from tokentwin.serving.scheduler import POLICIES
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.live_cluster import LiveCluster
+from tokentwin.sim.router import ROUTERS
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.formats.parquet import write_parquet
+from tokentwin.traces.recording import Recording
 
 KV = 100_000  # bytes of a token
 INSTANT = {"nic_gb_s": 1e9, "latency_us": 0, "kv_bytes_per_token": KV}

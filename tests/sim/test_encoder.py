@@ -4,15 +4,15 @@ from random import Random
 
 import pytest
 
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.encoder_cache import EncoderCache
-from serving.errors import UserError
-from serving.request import Request
-from serving.workload import Item, Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.encoder import EncoderUse
-from sim.run_log import TableSink
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.encoder_cache import EncoderCache
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.request import Request
+from tokentwin.serving.workload import Item, Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.encoder import EncoderUse
+from tokentwin.sim.run_log import TableSink
 
 MS = 1_000_000
 ROOMY = {"num_blocks": 4096, "max_num_seqs": 64, "max_num_batched_tokens": 256, "max_model_len": 4096}

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from serving.cost_model import TokenCost
-from serving.deployments.fleet import Patience, Retry
-from serving.workload import WorkloadRequest
-from sim.gateway import backoff_s, patience_s
-from sim.router import ROUTERS
 from tests.budget import simulated, within
 from tests.sim.fleet_samples import MS, ONE_SLOT, FleetRun, S, assert_everything_is_accounted_for, poisson
-from traces.metrics.run_metrics import RunMetrics
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.fleet import Patience, Retry
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.sim.gateway import backoff_s, patience_s
+from tokentwin.sim.router import ROUTERS
+from tokentwin.traces.metrics.run_metrics import RunMetrics
 
 TOKENS = 1000  # mean prompt tokens; a token takes 1 us, so that service is nearly exponential with mean 1 ms
 PER_TOKEN = TokenCost(0, 1000, 0)

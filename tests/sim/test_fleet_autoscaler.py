@@ -4,15 +4,15 @@ from collections import Counter
 
 import pytest
 
-from serving.cost_model import TokenCost
-from serving.errors import UserError
-from serving.policies.vllm import VllmScheduler
-from serving.step_plan import StepPlan
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import simulate_to
 from tests.sim.fleet_samples import MS, FleetRun, S, assert_everything_is_accounted_for, poisson
-from traces.metrics.run_metrics import gpu_hours, replica_counts, serving_ns
-from traces.recording import Recording
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.policies.vllm import VllmScheduler
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import simulate_to
+from tokentwin.traces.metrics.run_metrics import gpu_hours, replica_counts, serving_ns
+from tokentwin.traces.recording import Recording
 
 STEP = TokenCost(10 * MS, 0, 0)
 
@@ -198,8 +198,8 @@ class Idle(VllmScheduler):
 
 
 def test_gpu_hours_and_the_timeline_follow_the_fleet(tmp_path):
-    from serving.deployments.config import Deployment, SchedulerConfig
-    from serving.deployments.fleet import FleetConfig
+    from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+    from tokentwin.serving.deployments.fleet import FleetConfig
 
     fleet = FleetConfig.model_validate(
         {"pools": [{"replicas": 2}], "failures": {"crashes": [{"at_s": 2, "recovery_s": 3}]}}

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from serving.cost_model import TokenCost
-from serving.errors import UserError
-from serving.workload import Workload, WorkloadRequest
 from tests.sim.fleet_samples import MS, ONE_SLOT, FleetRun, S, assert_everything_is_accounted_for
-from traces.formats.parquet import ParquetReader, write_parquet
-from traces.synth import parse_spec, synthesise
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.traces.formats.parquet import ParquetReader, write_parquet
+from tokentwin.traces.synth import parse_spec, synthesise
 
 STEP = TokenCost(10 * MS, 0, 0)
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from serving.cost_model import TokenCost
-from serving.workload import WorkloadRequest
-from sim.fleet import PricedPool
 from tests.budget import simulated, within
 from tests.sim.fleet_samples import MS, ONE_SLOT, FleetRun, assert_everything_is_accounted_for, poisson
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.sim.fleet import PricedPool
 
 STEP = TokenCost(10 * MS, 0, 0)
 

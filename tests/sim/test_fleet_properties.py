@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.router import ROUTERS
 from tests.budget import examples
 from tests.sim.fleet_samples import FleetRun, assert_everything_is_accounted_for, poisson
+from tokentwin.sim.router import ROUTERS
 
 SHORT = examples(0.3)
 

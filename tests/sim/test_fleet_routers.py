@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.cost_model import TokenCost
-from serving.errors import UserError
-from serving.workload import WorkloadRequest
-from sim.replica import Replica
-from sim.router import ROUTERS, ReplicaSet, find_router
-from sim.routers.predicted_latency import _OnlineLine
 from tests.budget import simulated, within
 from tests.sim.fleet_samples import MS, ONE_SLOT, FleetRun, S, poisson
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.sim.replica import Replica
+from tokentwin.sim.router import ROUTERS, ReplicaSet, find_router
+from tokentwin.sim.routers.predicted_latency import _OnlineLine
 
 
 def by_replica(run):

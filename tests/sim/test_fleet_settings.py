@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planning.deployments import with_settings
-from serving.deployments.config import Deployment, load_deployment, parse, pool_deployment
-from serving.deployments.fleet import FleetConfig
-from serving.errors import UserError
-from sim.router import find_router
+from tokentwin.planning.deployments import with_settings
+from tokentwin.serving.deployments.config import Deployment, load_deployment, parse, pool_deployment
+from tokentwin.serving.deployments.fleet import FleetConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.sim.router import find_router
 
 YAML = """
 model: random:llama

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment
-from serving.deployments.kv_layout import with_known_states
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.run_log import TableSink
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.kv_layout import with_known_states
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
 
 TURNS, OWN, ANSWER = 6, 900, 300  # tokens that a turn adds to the prompt: the user's, and the answer before
 

@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig, parse
-from serving.deployments.fleet import FleetConfig
-from serving.deployments.kv_tiers import KvTier, KvTiersConfig
-from serving.errors import UserError
-from serving.kv.tiered_blocks import TieredCache
-from serving.scheduler import POLICIES
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.kv_tiers import FifoLink
-from sim.run_log import TableSink
 from tests.budget import examples
 from tests.stand_in import StandIn
-from traces.formats.trace_file import read_workload
-from traces.metrics.run_metrics import RunMetrics
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig, parse
+from tokentwin.serving.deployments.fleet import FleetConfig
+from tokentwin.serving.deployments.kv_tiers import KvTier, KvTiersConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.kv.tiered_blocks import TieredCache
+from tokentwin.serving.scheduler import POLICIES
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.kv_tiers import FifoLink
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.formats.trace_file import read_workload
+from tokentwin.traces.metrics.run_metrics import RunMetrics
 
 MS, S = 1_000_000, 1_000_000_000
 GIB = 1024**3

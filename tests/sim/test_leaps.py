@@ -7,23 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.steps.correction import ADDED, Correction
-from calibration.steps.features import CPU_FEATURES, STEP_FEATURES
-from calibration.steps.observed import ObservedPrices
-from calibration.steps.operation_cost import HostTimes, OperationCost
-from calibration.steps.step_cost import Calibration, StepCost
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.scheduler import POLICIES as EVERY_POLICY
-from serving.scheduler import find_policy
-from serving.step_prices import DecodeRun
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.router import find_router
-from sim.run_log import TableSink
 from tests.budget import examples
 from tests.calibration.step_model_samples import LLAMA, Roofline
 from tests.calibration.step_model_samples import deployment as step_model_deployment
+from tokentwin.calibration.steps.correction import ADDED, Correction
+from tokentwin.calibration.steps.features import CPU_FEATURES, STEP_FEATURES
+from tokentwin.calibration.steps.observed import ObservedPrices
+from tokentwin.calibration.steps.operation_cost import HostTimes, OperationCost
+from tokentwin.calibration.steps.step_cost import Calibration, StepCost
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.scheduler import POLICIES as EVERY_POLICY
+from tokentwin.serving.scheduler import find_policy
+from tokentwin.serving.step_prices import DecodeRun
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.router import find_router
+from tokentwin.sim.run_log import TableSink
 
 POLICIES = ("vllm", "static", "prefill-first", "sglang", "trtllm")
 OF_ENGINES = {

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.clock import VirtualClock
-from sim.links import Flow, Links, Port, max_min_rates
+from tokentwin.sim.clock import VirtualClock
+from tokentwin.sim.links import Flow, Links, Port, max_min_rates
 
 GB, MS, S = 1_000_000_000, 1_000_000, 1_000_000_000
 LATENCY = 20_000

@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.operations import StepSizes
-from calibration.steps.correction import step_parts
-from calibration.steps.operation_cost import OperationCost
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.step_plan import StepPlan
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.run_log import TableSink
 from tests.budget import examples
 from tests.calibration.step_model_samples import MIXTURE, Roofline
 from tests.calibration.step_model_samples import deployment as on_gpu
 from tests.sim.test_pipeline_parallel import StageTimes
+from tokentwin.calibration.operations import StepSizes
+from tokentwin.calibration.steps.correction import step_parts
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
 
 COST = TokenCost(2_000_000, 10_000, 10_000, plan_ns=300_000)
 SETTINGS = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=512, num_blocks=400)

@@ -10,19 +10,19 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, parse, pool_deployment
-from serving.deployments.fleet import plain_fleet
-from serving.kv.blocks import blocks_for
-from serving.scheduler import POLICIES
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.fleet import PricedPool
-from sim.router import ROUTERS
-from sim.run_log import TableSink
 from tests.budget import examples
 from tests.sim.fleet_samples import MS, S, assert_everything_is_accounted_for
 from tests.stand_in import StandIn
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, parse, pool_deployment
+from tokentwin.serving.deployments.fleet import plain_fleet
+from tokentwin.serving.kv.blocks import blocks_for
+from tokentwin.serving.scheduler import POLICIES
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.fleet import PricedPool
+from tokentwin.sim.router import ROUTERS
+from tokentwin.sim.run_log import TableSink
 
 BLOCK = 4
 KV = 100_000  # bytes of a token

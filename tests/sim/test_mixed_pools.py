@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from serving.cost_model import TokenCost
-from serving.deployments.config import parse
-from serving.deployments.fleet import FleetConfig
-from serving.errors import UserError
-from serving.workload import WorkloadRequest
 from tests.sim.fleet_samples import MS, FleetRun, assert_everything_is_accounted_for, poisson
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.deployments.fleet import FleetConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import WorkloadRequest
 
 STEP = TokenCost(10 * MS, 0, 0)
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from serving.deployments.config import Deployment
-from serving.deployments.fleet import FleetConfig, PoolConfig
-from serving.errors import UserError
-from sim.cluster import Cluster
-from sim.run_log import TableSink
 from tests.sim.fleet_samples import COST
 from tokentwin.api import simulate, sweep
-from traces.synth import parse_spec, synthesise
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.fleet import FleetConfig, PoolConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.synth import parse_spec, synthesise
 
 GUIDE = Path(__file__).parents[2] / "docs" / "simulator.md"
 TRAFFIC = {
@@ -36,7 +36,7 @@ def run(process: str, replicas: int = 2) -> Cluster:
 
 def test_the_guides_operator_drains_a_replica_at_its_time(tmp_path) -> None:
     (code,) = re.findall(r"```python\n(def operator.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
-    imports = "from sim.clock import from_seconds\n\n"
+    imports = "from tokentwin.sim.clock import from_seconds\n\n"
     (tmp_path / "operator.py").write_text(imports + code.replace("12 * 3600", "5").replace("3600", "4"))
     ended, stayed, started = run(f"{tmp_path}/operator.py:operator").replica_lives
     assert ended["ended_by"] == "scale-in" and 5e9 <= ended["ended_ns"] < 6e9

@@ -9,16 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.operations import floor_ns, uniform_step
-from calibration.step_operations import stage_transfer
-from calibration.steps.correction import ADDED, Correction
-from calibration.steps.explanation import explain
-from calibration.steps.interval import StepInterval
-from calibration.steps.launches import UNKNOWN
-from calibration.steps.observed import ObservedPipeline
-from calibration.steps.operation_cost import HostTimes, OperationCost
-from calibration.steps.pipeline_cost import PipelineCost
-from planning.diagnose.lifted_costs import (
+from tests.budget import examples
+from tests.calibration.step_model_samples import LLAMA, MIXTURE, SCHEDULER, Roofline, deployment
+from tests.sim.fleet_samples import FleetRun, assert_everything_is_accounted_for, poisson
+from tests.sim.test_fleet_properties import fleets
+from tokentwin.calibration.operations import floor_ns, uniform_step
+from tokentwin.calibration.step_operations import stage_transfer
+from tokentwin.calibration.steps.correction import ADDED, Correction
+from tokentwin.calibration.steps.explanation import explain
+from tokentwin.calibration.steps.interval import StepInterval
+from tokentwin.calibration.steps.launches import UNKNOWN
+from tokentwin.calibration.steps.observed import ObservedPipeline
+from tokentwin.calibration.steps.operation_cost import HostTimes, OperationCost
+from tokentwin.calibration.steps.pipeline_cost import PipelineCost
+from tokentwin.planning.diagnose.lifted_costs import (
     StagesAtOnce,
     repriced,
     with_free_prefill,
@@ -26,28 +30,24 @@ from planning.diagnose.lifted_costs import (
     with_parts,
     without_cpu_time,
 )
-from planning.plan.candidates import Engine
-from planning.plan.vllm_command import vllm_command
-from serving.cost_model import PipelinedCost, TokenCost, paced
-from serving.decode_set import DecodeSet
-from serving.deployments.config import Deployment, SchedulerConfig, parse
-from serving.deployments.fleet import plain_fleet
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.kv_capacity import kv_capacity, stage_weight_bytes
-from serving.deployments.model_catalogue import find_model
-from serving.deployments.model_spec import layers_of_stages, stage_models
-from serving.errors import UserError
-from serving.scheduler import POLICIES
-from serving.step_plan import StepPlan
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster, Simulated
-from sim.fleet import alike_pools
-from sim.run_log import TableSink
-from tests.budget import examples
-from tests.calibration.step_model_samples import LLAMA, MIXTURE, SCHEDULER, Roofline, deployment
-from tests.sim.fleet_samples import FleetRun, assert_everything_is_accounted_for, poisson
-from tests.sim.test_fleet_properties import fleets
-from traces.metrics.run_metrics import RunMetrics
+from tokentwin.planning.plan.candidates import Engine
+from tokentwin.planning.plan.vllm_command import vllm_command
+from tokentwin.serving.cost_model import PipelinedCost, TokenCost, paced
+from tokentwin.serving.decode_set import DecodeSet
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig, parse
+from tokentwin.serving.deployments.fleet import plain_fleet
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.kv_capacity import kv_capacity, stage_weight_bytes
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.deployments.model_spec import layers_of_stages, stage_models
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.scheduler import POLICIES
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster, Simulated
+from tokentwin.sim.fleet import alike_pools
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.metrics.run_metrics import RunMetrics
 
 SHORT = examples(0.3)
 CHUNK = 64

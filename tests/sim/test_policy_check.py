@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from serving.scheduler import POLICIES
-from sim.checks.policy_check import LOOPS, RULES, check_policy
 from tests.serving.test_contract import FAILING
 from tokentwin.commands.policy import policy
+from tokentwin.serving.scheduler import POLICIES
+from tokentwin.sim.checks.policy_check import LOOPS, RULES, check_policy
 
 DOCUMENTED = Path(__file__).parents[2] / "docs" / "policies.md"
 

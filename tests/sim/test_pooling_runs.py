@@ -6,18 +6,18 @@ import math
 import pytest
 
 import tokentwin as twin
-from calibration.operations import StepSizes
-from calibration.step_operations import step_operations
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.kv_layout import with_kv_groups
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.run_log import TableSink
 from tests.command import tokentwin
-from traces.metrics.run_metrics import RunMetrics
+from tokentwin.calibration.operations import StepSizes
+from tokentwin.calibration.step_operations import step_operations
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.kv_layout import with_kv_groups
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.metrics.run_metrics import RunMetrics
 
 TRAFFIC = ("--prompt", 100, "--output", 0, "--rate", 1)
 BGE = ("--gpu", "L4", "--model", "bge-large-en-v1.5")
@@ -72,8 +72,8 @@ def test_the_command_shows_no_figure_that_is_not_there(tmp_path) -> None:
 
 
 def test_plan_sizes_for_a_bound_on_e2e(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("planning.made_up._FEWEST", 100)  # requests
-    monkeypatch.setattr("planning.made_up._LASTS_S", 100.0)
+    monkeypatch.setattr("tokentwin.planning.made_up._FEWEST", 100)  # requests
+    monkeypatch.setattr("tokentwin.planning.made_up._LASTS_S", 100.0)
     saved = tmp_path / "plan.json"
     shown = tokentwin("plan", *TRAFFIC, *MEASURED, "--slo", "e2e_ms p95<=200", "--jobs", 1, "--save", saved)
     assert shown.returncode == 0, shown.stderr

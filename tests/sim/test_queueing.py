@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.router import find_router
-from sim.run_log import TableSink
 from tests.budget import simulated, within
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.router import find_router
+from tokentwin.sim.run_log import TableSink
 
 MS = 1_000_000
 ONE_SLOT = {"max_num_seqs": 1, "max_num_batched_tokens": 100_000, "max_model_len": 100_000, "num_blocks": 10_000}

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.fleet import LinksConfig
-from serving.workload import WorkloadRequest
-from sim.live_cluster import LiveCluster
-from sim.run_log import TableSink
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.fleet import LinksConfig
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.sim.live_cluster import LiveCluster
+from tokentwin.sim.run_log import TableSink
 
 MS = 1_000_000
 PER_TOKEN = 1_000_000  # bytes: a millisecond over a link of 1 GB/s

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sim.checks.router_check import RULES, check_router, check_router_apart
-from sim.router import ROUTERS
 from tokentwin.commands.router import router
+from tokentwin.sim.checks.router_check import RULES, check_router, check_router_apart
+from tokentwin.sim.router import ROUTERS
 
 BROKEN = """
 import random

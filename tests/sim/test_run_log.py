@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from sim.run_log import _ROW, _SERVED_ONLY
-from sim.step_log import _MEASURED_ONLY, _NOT_WRITTEN
-from traces.schema import DATASETS
+from tokentwin.sim.run_log import _ROW, _SERVED_ONLY
+from tokentwin.sim.step_log import _MEASURED_ONLY, _NOT_WRITTEN
+from tokentwin.traces.schema import DATASETS
 
 SIM = Path(__file__).parents[2] / "sim"
 TYPES = {

@@ -8,18 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simpy.events import ProcessGenerator
 
-from calibration.steps.external_calibration import predicted_cost
-from planning.diagnose.lifted_costs import with_free_prefill, without_cpu_time
-from serving.cost_model import NetworkedCost, TokenCost
-from serving.deployments.config import Deployment
-from serving.deployments.fleet import FleetConfig, LinksConfig, PoolConfig
-from serving.deployments.kv_layout import states_bytes
-from serving.errors import UserError
-from serving.workload import Workload, WorkloadRequest
-from sim.clock import VirtualClock
-from sim.cluster import Cluster
-from sim.links import Links, SharedNetwork
-from sim.run_log import TableSink
+from tokentwin.calibration.steps.external_calibration import predicted_cost
+from tokentwin.planning.diagnose.lifted_costs import with_free_prefill, without_cpu_time
+from tokentwin.serving.cost_model import NetworkedCost, TokenCost
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.fleet import FleetConfig, LinksConfig, PoolConfig
+from tokentwin.serving.deployments.kv_layout import states_bytes
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.clock import VirtualClock
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.links import Links, SharedNetwork
+from tokentwin.sim.run_log import TableSink
 
 GB, MS = 10**9, 10**6
 BYTES = 1000  # of KV a token

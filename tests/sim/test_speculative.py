@@ -9,20 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from calibration.operations import StepSizes
-from calibration.steps.draft_cost import StatedDraft
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.request import Request, Status
-from serving.scheduler import POLICIES, find_policy
-from serving.speculative import Coins, SpeculativeConfig
-from serving.step_plan import StepPlan
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.run_log import TableSink
 from tests.budget import examples
 from tests.serving.test_scheduler_properties import at_once
-from traces.metrics.run_metrics import RunMetrics
+from tokentwin.calibration.operations import StepSizes
+from tokentwin.calibration.steps.draft_cost import StatedDraft
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.request import Request, Status
+from tokentwin.serving.scheduler import POLICIES, find_policy
+from tokentwin.serving.speculative import Coins, SpeculativeConfig
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.metrics.run_metrics import RunMetrics
 
 MS = 1_000_000
 

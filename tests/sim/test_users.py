@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.clients import Clients
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.run_log import TableSink
 from tests.serving.test_clients import workloads
 from tests.sim.test_queueing import ONE_SLOT
-from traces.synth import parse_spec, synthesise
+from tokentwin.serving.clients import Clients
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.synth import parse_spec, synthesise
 
 SERVICE_S, THINK_S = 0.2, 2.0
 

@@ -4,18 +4,18 @@ import json
 
 import pytest
 
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.errors import UserError
-from serving.workload import Workload
-from sim.cluster import Cluster
-from sim.run_log import TableSink
 from tests.command import tokentwin
 from tests.sim.test_queueing import ONE_SLOT, PER_TOKEN
 from tests.traces.test_readers import SIMPLE
-from traces.formats.parquet import write_parquet
-from traces.formats.trace_file import read_workload
-from traces.recording import Recording
-from traces.reshape import reshaped
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
+from tokentwin.traces.formats.parquet import write_parquet
+from tokentwin.traces.formats.trace_file import read_workload
+from tokentwin.traces.recording import Recording
+from tokentwin.traces.reshape import reshaped
 
 S = 10**9
 

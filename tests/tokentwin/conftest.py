@@ -2,7 +2,7 @@
 
 import pytest
 
-from calibration.validation import known_speed
+from tokentwin.calibration.validation import known_speed
 
 
 @pytest.fixture(autouse=True)

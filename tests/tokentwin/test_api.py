@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import tokentwin
-from serving.errors import UserError
-from serving.workload import Workload, WorkloadRequest
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload, WorkloadRequest
 
 DOCS = Path(__file__).parents[2] / "docs"
 REQUESTS = Workload([WorkloadRequest(at, at * 10**8, (("", 100 + at),), 8) for at in range(8)])

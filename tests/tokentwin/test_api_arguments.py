@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 import tokentwin
-from planning.compare.request import CompareRequest
-from planning.diagnose.request import DiagnoseRequest
-from planning.measure.request import CalibrateRequest, ValidateRequest
-from planning.plan.request import PlanRequest
-from planning.request import Timing
-from planning.scenario import Scenario
-from planning.sweep.settings import SweepSettings
-from serving.errors import UserError
-from serving.workload import WorkloadRequest
+from tokentwin.planning.compare.request import CompareRequest
+from tokentwin.planning.diagnose.request import DiagnoseRequest
+from tokentwin.planning.measure.request import CalibrateRequest, ValidateRequest
+from tokentwin.planning.plan.request import PlanRequest
+from tokentwin.planning.request import Timing
+from tokentwin.planning.scenario import Scenario
+from tokentwin.planning.sweep.settings import SweepSettings
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import WorkloadRequest
 
 TRAFFIC: dict[str, Any] = {
     "requests": 2,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tokentwin
-from serving.errors import UserError
+from tokentwin.serving.errors import UserError
 
 TRAFFIC = {
     "requests": 3,
@@ -27,7 +27,7 @@ print(tokentwin.sweep({SWEEP}, "swept", jobs=2).runs["status"].to_pylist())
 """
 OWN_POLICY = f"""
 import tokentwin
-from serving.policies.vllm import VllmScheduler
+from tokentwin.serving.policies.vllm import VllmScheduler
 class Mine(VllmScheduler): pass
 settings = {SWEEP}
 settings["base"]["deployment"]["policy"] = __file__ + ":Mine"
@@ -58,14 +58,14 @@ def test_one_job_needs_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def refused(common: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr("planning.workers._started", refused)
+    monkeypatch.setattr("tokentwin.planning.workers._started", refused)
     assert tokentwin.sweep(SWEEP, tmp_path / "swept", jobs=1).runs.num_rows == 2
 
 
 def test_a_sweep_of_which_every_run_failed_is_an_error(tmp_path: Path) -> None:
     policy = tmp_path / "broken.py"
     policy.write_text(
-        "from serving.policies.vllm import VllmScheduler\n"
+        "from tokentwin.serving.policies.vllm import VllmScheduler\n"
         "class Broken(VllmScheduler):\n"
         "    def schedule(self):\n"
         "        raise ValueError('no plan')\n"

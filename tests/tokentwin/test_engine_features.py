@@ -8,17 +8,17 @@ import pytest
 pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="tiny models are made with it; install the dev extra")
 
-from calibration.steps.step_cost import Calibration
-from realengine.engine import Engine
-from realengine.models.weights import load_model_files
-from realengine.replay import record
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.kv_tiers import KvTier, KvTiersConfig
-from serving.workload import Segment, Workload, WorkloadRequest
 from tests.realengine import packed_checkpoints, tiny_models
 from tests.realengine.test_structured_output import folder  # noqa: F401
 from tokentwin import api
-from traces.recording import Recording
+from tokentwin.calibration.steps.step_cost import Calibration
+from tokentwin.realengine.engine import Engine
+from tokentwin.realengine.models.weights import load_model_files
+from tokentwin.realengine.replay import record
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.kv_tiers import KvTier, KvTiersConfig
+from tokentwin.serving.workload import Segment, Workload, WorkloadRequest
+from tokentwin.traces.recording import Recording
 
 pytestmark = pytest.mark.engine
 

@@ -14,12 +14,12 @@ pytest.importorskip("torch", reason="the engine extra is not installed")
 
 import itertools
 
-from calibration.steps.step_cost import Calibration
-from calibration.validation.decision_replay import replay_decisions
 from tests.command import tokentwin
 from tokentwin import api
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
+from tokentwin.calibration.steps.step_cost import Calibration
+from tokentwin.calibration.validation.decision_replay import replay_decisions
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
 
 pytestmark = pytest.mark.engine
 
@@ -131,14 +131,14 @@ def test_virtual_arrivals_saturate(folder: Path) -> None:
 # The command line, which says on its standard output how many requests have ended: nothing to wait for by the clock.
 TELLING = """
 import contextlib, sys
-import planning.progress
+import tokentwin.planning.progress
 from tokentwin.cli import main
 
 @contextlib.contextmanager
 def counting(what, total):
     yield lambda done: print(done, flush=True)
 
-planning.progress.counting = counting
+tokentwin.planning.progress.counting = counting
 main()
 """
 

@@ -7,10 +7,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import tokentwin as twin
-from planning.exports.exportable import open_exportable
-from planning.made_up import made_up
-from serving.errors import UserError
 from tokentwin.cli import cli
+from tokentwin.planning.exports.exportable import open_exportable
+from tokentwin.planning.made_up import made_up
+from tokentwin.serving.errors import UserError
 
 LENGTHS = ("--prompt", 40, "--output", 8)
 H100 = ("--gpu", "H100")
@@ -38,7 +38,9 @@ def test_simulate_says_what_it_assumed(arrivals: tuple, said: str, tmp_path) -> 
 
 
 def test_plan_sizes_for_users_and_finds_the_most_users_of_a_fleet(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("planning.made_up._ASKED", 500)  # of 2000 requests; their number is the time of the test
+    monkeypatch.setattr(
+        "tokentwin.planning.made_up._ASKED", 500
+    )  # of 2000 requests; their number is the time of the test
     traffic = (*LENGTHS, "--users", 30, "--think", 20, *H100, "--slo", "ttft_ms p95<=40", "--jobs", 1)
     told = ask("plan", *traffic).stdout
     assert told.startswith("1 replica x TP1 H100 = 1 GPU")

@@ -7,14 +7,14 @@ import pytest
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from calibration.expert_routing import experts_touched
-from realengine.engine import Engine
-from realengine.models.weights import load_model_files
-from realengine.replay import record
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.workload import Workload, WorkloadRequest
 from tokentwin import api
-from traces.recording import Recording
+from tokentwin.calibration.expert_routing import experts_touched
+from tokentwin.realengine.engine import Engine
+from tokentwin.realengine.models.weights import load_model_files
+from tokentwin.realengine.replay import record
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.traces.recording import Recording
 
 pytestmark = pytest.mark.engine
 

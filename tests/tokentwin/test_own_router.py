@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planning.sweep.results import SweepResults
 from tests.command import tokentwin
+from tokentwin.planning.sweep.results import SweepResults
 
 ROUTERS = """
 class Later:

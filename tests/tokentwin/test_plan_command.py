@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from planning.costs import named_prices
-from planning.deployments import long_enough
-from planning.plan.candidates import candidate_engines
-from planning.plan.vllm_command import vllm_command, vllm_command_of
-from planning.traffic import Offered, planned_traffic
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.gpu_spec import find_gpu
-from serving.errors import UserError
-from serving.workload import PRIVATE, Workload, WorkloadRequest
 from tests.planning.plan_samples import traffic
 from tokentwin.cli import cli
 from tokentwin.options import listed
-from traces.synth import parse_spec, synthesise
+from tokentwin.planning.costs import named_prices
+from tokentwin.planning.deployments import long_enough
+from tokentwin.planning.plan.candidates import candidate_engines
+from tokentwin.planning.plan.vllm_command import vllm_command, vllm_command_of
+from tokentwin.planning.traffic import Offered, planned_traffic
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.traces.synth import parse_spec, synthesise
 
 LLAMA = Deployment(model="Llama-3.1-8B", device="cuda", gpu_memory_utilization=0.9)
 EASY, HARD = "ttft_ms p99<=1000", "tpot_ms p50<=1"
@@ -359,7 +359,7 @@ def test_a_combination_that_is_not_allowed_is_ruled_out_and_says_why() -> None:
         ("max_num_seqs", "NAME=VALUE"),
         ("max_num_seqs=[", "YAML"),
         ("policy=vllm,sjf", "--policy"),
-        ("dtype.bits=8", "dtype is a single value"),
+        ("dtype.bits=8", "dtype: must be"),
     ],
 )
 def test_a_setting_that_cannot_vary_is_one_line(shape: Path, varied: str, names: str) -> None:

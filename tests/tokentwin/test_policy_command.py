@@ -1,5 +1,6 @@
 """A policy that breaks its contract ends every verb in one line that names it, the step and the rule."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from serving.errors import UserError
 from tests.command import tokentwin
 from tests.serving.test_contract import FAILING
 from tokentwin.cli import cli
+from tokentwin.serving.errors import UserError
 
 ORACLE = Path(__file__).parents[1] / "data" / "oracle"
 RECORDING = next(iter(sorted(ORACLE.glob("*.gz"))))
@@ -36,7 +37,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 VERBS: dict[str, tuple[Any, ...]] = {
     "simulate": ("simulate", "long.jsonl", "--gpu", "H100", "--no-band", "--out", "run", "--policy"),
     "compare": ("compare", "--trace", "long.jsonl", "--gpu", "H100", "--b"),
-    "conformance": ("conformance", RECORDING, "--policy"),
 }
 
 
@@ -48,6 +48,13 @@ def test_a_verb_ends_in_one_line(verb: str, name: str, folder: Path, monkeypatch
         run(*VERBS[verb], f"policy=own.py:{name}" if verb == "compare" else f"own.py:{name}")
     assert "\n" not in str(caught.value)
     assert not (folder / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["ManyTokens", "Exits", "NanScore", "PlansNothing"])
+def test_conformance_says_so_in_one_line(name: str, folder: Path) -> None:
+    done = tokentwin("conformance", RECORDING, "--policy", "own.py:" + name, cwd=folder)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert re.match(rf"tokentwin: policy: .*own.py:{name}': step \d+", done.stderr)
 
 
 @pytest.mark.engine
@@ -62,7 +69,7 @@ def test_so_does_the_engine(name: str, folder: Path, monkeypatch: pytest.MonkeyP
 
 
 RAISES = """
-from serving.policies.ranked import RankedScheduler
+from tokentwin.serving.policies.ranked import RankedScheduler
 
 class Raises(RankedScheduler):
     def score(self, request):

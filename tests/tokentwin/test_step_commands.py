@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from calibration.steps.external_calibration import FILE, ExternalCalibration
-from serving.errors import UserError
 from tests.calibration.test_step_model import HEADER
 from tests.command import tokentwin
+from tokentwin.calibration.steps.external_calibration import FILE, ExternalCalibration
 from tokentwin.cli import cli
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
 
 FLAGS = ["--max-num-seqs", "32", "--max-num-batched-tokens", "512", "--max-model-len", "2048"]
 BLOCKS = ["--num-blocks", "500"]  # of which no memory is asked

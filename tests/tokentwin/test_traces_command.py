@@ -7,9 +7,9 @@ from io import StringIO
 
 import pytest
 
-from planning.progress import LOG, telling
 from tests.command import tokentwin
-from traces.formats.trace_file import read_workload
+from tokentwin.planning.progress import LOG, telling
+from tokentwin.traces.formats.trace_file import read_workload
 
 SYNTH = ("--requests", "500", "--arrivals", "gamma:rate=9,cv=3", "--prompt", "lognormal:mean=600,p99=4000",
          "--output", "exponential:mean=40,max=300", "--system-prompts", "count=3,tokens=1024,choice=zipf")  # fmt: skip
@@ -80,7 +80,7 @@ def test_long_work_says_how_far_it_is_where_there_is_no_bar(tmp_path, monkeypatc
     (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(rows))
     assert tokentwin("trace", "inspect", "t.csv", cwd=tmp_path).stderr == ""
     monkeypatch.setattr("tokentwin.cli._EVERY_S", 0)
-    monkeypatch.setattr("traces.formats.text_columns._BLOCK_BYTES", 90_000)
+    monkeypatch.setattr("tokentwin.traces.formats.text_columns._BLOCK_BYTES", 90_000)
     said = tokentwin("trace", "inspect", "t.csv", cwd=tmp_path).stderr
     assert re.fullmatch(r"(tokentwin: reading t.csv: \d+,\d{3} lines so far\n){2}", said)
     monkeypatch.setattr(LOG, "propagate", True)

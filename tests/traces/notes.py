@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from traces.recording import Recording, notes_of
+from tokentwin.traces.recording import Recording, notes_of
 
 
 def add_notes(directory: Path, **notes: Any) -> None:

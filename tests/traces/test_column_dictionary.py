@@ -6,10 +6,10 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from serving.errors import UserError
 from tokentwin.cli import cli
-from traces.recording_writer import RecordingWriter
-from traces.schema import DATASETS, columns_at, recording_columns
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.recording_writer import RecordingWriter
+from tokentwin.traces.schema import DATASETS, columns_at, recording_columns
 
 
 @pytest.fixture

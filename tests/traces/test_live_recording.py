@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from serving.errors import UserError
-from serving.workload import WorkloadRequest
-from traces.live_recording import LiveRecording, Place
-from traces.recording import Recording
-from traces.recording_writer import RecordingWriter
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.traces.live_recording import LiveRecording, Place
+from tokentwin.traces.recording import Recording
+from tokentwin.traces.recording_writer import RecordingWriter
 
 RUN = {"clock": "virtual", "workload": "served", "deployment": "{}", "replicas": 1, "seed": 0, "num_blocks": 1}
 STEP = {"replica": 0, "step": 0, "plan_ns": 0, "start_ns": 0, "end_ns": 9, "row_ids": [7], "op_ns": [("gemm", 4)]}

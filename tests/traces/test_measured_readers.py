@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.errors import UserError
-from serving.workload import PRIVATE
-from traces.measured.formats import FORMATS, measured_format
-from traces.measured.prometheus import Window
-from traces.measured.run import MeasuredRun, Observed, figures_of_requests
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import PRIVATE
+from tokentwin.traces.measured.formats import FORMATS, measured_format
+from tokentwin.traces.measured.prometheus import Window
+from tokentwin.traces.measured.run import MeasuredRun, Observed, figures_of_requests
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason="the measured runs are not here: no ../shared/data")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from serving.errors import UserError
 from tests.traces.test_measured_readers import aiperf_phases, aiperf_row, bench, guidellm_benchmark
-from traces.formats.trace_file import read_workload
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.formats.trace_file import read_workload
 
 
 def written(path: Path, document: object) -> Path:

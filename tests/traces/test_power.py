@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibration.operations import uniform_step
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import GpuSpec, find_gpu, gpus
-from serving.errors import UserError
 from tests.traces.test_run_metrics import MS, finished, requests_table, steps_table
 from tests.traces.test_step_work import row_of, run
-from traces.metrics.power import IDLE, GpuPower
-from traces.metrics.run_metrics import RunMetrics
-from traces.metrics.step_metrics import StepWork
+from tokentwin.calibration.operations import uniform_step
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import GpuSpec, find_gpu, gpus
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.metrics.power import IDLE, GpuPower
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.metrics.step_metrics import StepWork
 
 LLAMA = Deployment(model="Llama-3.1-8B", tensor_parallel_size=2)
 ENERGY = ("power_w", "energy_kwh", "joules_per_token", "tokens_per_joule", "co2_g", "co2_g_per_mtok_out")

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.errors import UserError
-from serving.workload import WorkloadRequest
-from traces.formats.parquet import write_parquet
-from traces.formats.request_table import SCHEMA
-from traces.formats.trace_file import READERS, read_workload
-from traces.recording_writer import RecordingWriter
-from traces.reshape import spread_ticks
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.traces.formats.parquet import write_parquet
+from tokentwin.traces.formats.request_table import SCHEMA
+from tokentwin.traces.formats.trace_file import READERS, read_workload
+from tokentwin.traces.recording_writer import RecordingWriter
+from tokentwin.traces.reshape import spread_ticks
 
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from serving.errors import UserError
-from serving.workload import Workload, WorkloadRequest
-from traces.recording import Recording, notes_of
-from traces.recording_writer import RecordingWriter
-from traces.schema import DATASETS
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.traces.recording import Recording, notes_of
+from tokentwin.traces.recording_writer import RecordingWriter
+from tokentwin.traces.schema import DATASETS
 
 RUN = {"run_id": "r1", "clock": "virtual", "deployment": '{"model": "m"}', "seed": 7, "calibration": "c1"}
 WORKLOAD = Workload([WorkloadRequest(i, i * 1000, (("sys0", 4), ("", 9)), 3) for i in range(5)], "five")

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.errors import UserError
-from serving.workload import PRIVATE, Item, Workload, WorkloadRequest
-from traces.formats.mooncake import BLOCK_TOKENS, MooncakeReader, write_mooncake
-from traces.formats.parquet import ParquetReader, write_parquet
-from traces.formats.trace_file import read_workload, write_workload
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import PRIVATE, Item, Workload, WorkloadRequest
+from tokentwin.traces.formats.mooncake import BLOCK_TOKENS, MooncakeReader, write_mooncake
+from tokentwin.traces.formats.parquet import ParquetReader, write_parquet
+from tokentwin.traces.formats.trace_file import read_workload, write_workload
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
@@ -57,7 +57,7 @@ def test_parquet_is_exact(tmp_path_factory, workload):
 
 
 def test_adapters_are_kept_whenever_the_first_one_comes(tmp_path, monkeypatch):
-    monkeypatch.setattr("traces.formats.parquet.ROW_GROUP", 4)
+    monkeypatch.setattr("tokentwin.traces.formats.parquet.ROW_GROUP", 4)
     for first in (None, 0, 3, 4, 11, 30):
         requests = [
             WorkloadRequest(k, k, ((PRIVATE, 9),), 2, adapter="sql" if first is not None and k >= first else "")
@@ -70,7 +70,7 @@ def test_adapters_are_kept_whenever_the_first_one_comes(tmp_path, monkeypatch):
 
 
 def test_items_are_kept_whenever_the_first_one_comes(tmp_path, monkeypatch):
-    monkeypatch.setattr("traces.formats.parquet.ROW_GROUP", 4)
+    monkeypatch.setattr("tokentwin.traces.formats.parquet.ROW_GROUP", 4)
     cat = (Item(2, 4, "cat", "video", 2), Item(6, 3))
     for first in (None, 0, 5, 30):
         requests = [

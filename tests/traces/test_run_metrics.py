@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.errors import UserError
-from serving.metrics import METRICS, parse_slo
-from traces.metrics.run_metrics import DISTRIBUTIONS, SERVED_METRICS, RunMetrics
-from traces.metrics.saturation import Trend
-from traces.recording import Recording
-from traces.recording_writer import RecordingWriter
-from traces.schema import arrow_schema
-from traces.tables import Distribution
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.metrics import METRICS, parse_slo
+from tokentwin.traces.metrics.run_metrics import DISTRIBUTIONS, SERVED_METRICS, RunMetrics
+from tokentwin.traces.metrics.saturation import Trend
+from tokentwin.traces.recording import Recording
+from tokentwin.traces.recording_writer import RecordingWriter
+from tokentwin.traces.schema import arrow_schema
+from tokentwin.traces.tables import Distribution
 
 MS = 1_000_000
 S = 1_000 * MS

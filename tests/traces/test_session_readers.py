@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.errors import UserError
-from serving.workload import WorkloadRequest
 from tests.traces.test_measured_readers import JUNK, paths_in
-from traces.distributions import Exponential, Fixed, Poisson
-from traces.formats.parquet import write_parquet
-from traces.formats.sessions import Assumed, Call, Turn, recorded_sessions, workload_of_sessions
-from traces.formats.trace_file import read_workload
-from traces.summary import summarise
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.traces.distributions import Exponential, Fixed, Poisson
+from tokentwin.traces.formats.parquet import write_parquet
+from tokentwin.traces.formats.sessions import Assumed, Call, Turn, recorded_sessions, workload_of_sessions
+from tokentwin.traces.formats.trace_file import read_workload
+from tokentwin.traces.summary import summarise
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 MOONCAKE = SHARED / "mooncake" / "conversation_trace.jsonl"

@@ -5,17 +5,17 @@ import json
 import numpy as np
 import pytest
 
-from calibration.operations import Collective, uniform_step
-from calibration.step_operations import step_operations
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.model_catalogue import find_model
-from serving.step_plan import AGGREGATES
 from tests.traces.test_run_metrics import MS, finished, requests_table, steps_table
-from traces.metrics.run_metrics import RunMetrics
-from traces.metrics.step_metrics import StepWork
-from traces.recording import Recording
-from traces.recording_writer import RecordingWriter
+from tokentwin.calibration.operations import Collective, uniform_step
+from tokentwin.calibration.step_operations import step_operations
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.step_plan import AGGREGATES
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.metrics.step_metrics import StepWork
+from tokentwin.traces.recording import Recording
+from tokentwin.traces.recording_writer import RecordingWriter
 
 
 def run(deployment: Deployment, **changes) -> dict:
@@ -62,7 +62,7 @@ def test_a_run_uses_what_its_steps_use_of_the_time_and_gpus_there_were(tmp_path,
         writer.add_steps({name: steps[name].combine_chunks() for name in steps.column_names})
         writer.add_requests({name: requests[name].combine_chunks() for name in requests.column_names})
     recording = Recording(tmp_path / "run")
-    monkeypatch.setattr("traces.metrics.step_metrics._PIECE", 1)
+    monkeypatch.setattr("tokentwin.traces.metrics.step_metrics._PIECE", 1)
     read = RunMetrics(recording, run={"replicas": 2}, work=work)
     for pieces in (read, RunMetrics(requests, steps, {"replicas": 2}, work=work)):
         assert pieces.values("mbu") == pytest.approx(m.values("mbu"))

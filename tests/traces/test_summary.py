@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.errors import UserError
-from serving.workload import PRIVATE, Workload, WorkloadRequest
-from traces.formats.trace_file import read_workload
-from traces.summary import PrefixReuse, summarise
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.traces.formats.trace_file import read_workload
+from tokentwin.traces.summary import PrefixReuse, summarise
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 

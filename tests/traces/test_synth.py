@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.errors import UserError
-from serving.workload import Workload, WorkloadRequest, shares_prefixes
-from traces.formats.parquet import ParquetReader, write_parquet
-from traces.synth import parse_spec, synthesise
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload, WorkloadRequest, shares_prefixes
+from tokentwin.traces.formats.parquet import ParquetReader, write_parquet
+from tokentwin.traces.synth import parse_spec, synthesise
 
 BASE = {"requests": 2000, "arrivals": {"kind": "poisson", "rate": 9}, "prompt": 100, "output": 10}
 

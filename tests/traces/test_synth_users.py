@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.errors import UserError
-from serving.workload import WorkloadRequest
-from traces.formats.parquet import write_parquet
-from traces.formats.trace_file import read_workload
-from traces.synth import SynthSpec, parse_spec, synthesise
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.traces.formats.parquet import write_parquet
+from tokentwin.traces.formats.trace_file import read_workload
+from tokentwin.traces.synth import SynthSpec, parse_spec, synthesise
 
 BASE = {"duration_s": 100, "arrivals": {"kind": "users", "users": 6}, "prompt": 100, "output": 10}
 AGENTS = {

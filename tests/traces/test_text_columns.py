@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from serving.errors import UserError
-from serving.workload import shares_prefixes
-from traces.formats import azure, mooncake, rows, simple, text_columns
-from traces.formats.trace_file import read_workload
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import shares_prefixes
+from tokentwin.traces.formats import azure, mooncake, rows, simple, text_columns
+from tokentwin.traces.formats.trace_file import read_workload
 
 junk = st.text("0123456789.+-eExZ_: \u00a0'٣\x00", max_size=8)
 integers = st.integers(0, 2**31).map(str)

@@ -32,7 +32,7 @@ from vllm.v1.executor import Executor
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
-from vllmside.policy_scheduler import PolicyScheduler
+from tokentwin.vllmside.policy_scheduler import PolicyScheduler
 
 _BLOCK = 32
 

@@ -40,7 +40,7 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 _ITEMS = {"audio": ("sounds", sound), "image": ("pictures", picture)}  # by vLLM's names
-SCHEDULER = "vllmside.recording_scheduler.RecordingScheduler"
+SCHEDULER = "tokentwin.vllmside.recording_scheduler.RecordingScheduler"
 
 
 def overlap_on_cpus() -> None:

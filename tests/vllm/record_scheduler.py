@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from lab.oracles import vllm_clock
-from vllmside.recording_scheduler import RecordingScheduler
+from tokentwin.vllmside.recording_scheduler import RecordingScheduler
 
 
 def main(out: Path, paths: list[Path]) -> None:

@@ -28,7 +28,7 @@ PROMPTS = [[*range(5, 45)], [*range(5, 75)], [9, 8, 7]]
 def served(folder: str, policy: Any, **more: Any) -> LLM:
     return LLM(
         folder, skip_tokenizer_init=True, load_format="dummy", dtype="float32", max_model_len=512, block_size=32,
-        enforce_eager=True, scheduler_cls="vllmside.policy_scheduler.PolicyScheduler",
+        enforce_eager=True, scheduler_cls="tokentwin.vllmside.policy_scheduler.PolicyScheduler",
         additional_config={"tokentwin": policy}, **more,
     )  # fmt: skip
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from calibration.validation.decision_replay import replay_decisions
-from planning.measure.engine_fleet import EngineFleet
-from planning.measure.vllm_process import VllmProcess
-from serving.deployments.config import Deployment, parse
-from serving.deployments.fleet import RouterConfig
-from serving.workload import Workload
 from tests.vllm.environment import needs_vllm
 from tests.vllm.tiny_model import TINY
-from traces.recording import Recording
-from traces.synth import parse_spec, synthesise
+from tokentwin.calibration.validation.decision_replay import replay_decisions
+from tokentwin.planning.measure.engine_fleet import EngineFleet
+from tokentwin.planning.measure.vllm_process import VllmProcess
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.deployments.fleet import RouterConfig
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.recording import Recording
+from tokentwin.traces.synth import parse_spec, synthesise
 
 pytestmark = [pytest.mark.deep, pytest.mark.vllm, needs_vllm]
 

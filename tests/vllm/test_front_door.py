@@ -29,8 +29,8 @@ class Doors(NamedTuple):
 
 @pytest.fixture(scope="module")
 def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
-    from planning.home import home
-    from realengine.models.smollm2 import fetch
+    from tokentwin.planning.home import home
+    from tokentwin.realengine.models.smollm2 import fetch
 
     folder, model = tmp_path_factory.mktemp("doors"), fetch(home())
     alike = ["--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "16", "--max-num-batched-tokens", "512"]

@@ -135,7 +135,7 @@ def test_other_policies_answer_as_vllm_does(tmp_path: Path, overlapped: bool) ->
 
 
 _OF_THE_DOCS = """
-from serving.policies.ranked import RankedScheduler
+from tokentwin.serving.policies.ranked import RankedScheduler
 
 
 class ShortestPrompt(RankedScheduler):

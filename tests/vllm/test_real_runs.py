@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from calibration.validation.decision_replay import recorded_deployment, replay_decisions
-from planning.measure.real_engine import load_engines
-from serving.deployments.config import Deployment, parse
-from serving.errors import UserError
-from serving.workload import Workload
 from tests.vllm.environment import needs_vllm
 from tests.vllm.tiny_adapters import save_adapters
 from tests.vllm.tiny_model import BERT, TINY
-from traces.recording import Recording
-from traces.synth import parse_spec, synthesise
+from tokentwin.calibration.validation.decision_replay import recorded_deployment, replay_decisions
+from tokentwin.planning.measure.real_engine import load_engines
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.recording import Recording
+from tokentwin.traces.synth import parse_spec, synthesise
 
 pytestmark = [pytest.mark.deep, pytest.mark.vllm, needs_vllm, pytest.mark.timeout(600)]
 
@@ -31,7 +31,7 @@ SCHEDULER = {
     "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 384, "num_blocks": 13, "block_size": 32,
 }  # fmt: skip
 OWN = """
-from serving.policies.ranked import RankedScheduler
+from tokentwin.serving.policies.ranked import RankedScheduler
 
 class ShortestPrompt(RankedScheduler):
     def score(self, request):

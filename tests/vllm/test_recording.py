@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from calibration.validation.decision_replay import replay_decisions
-from serving.deployments.config import load_deployment
 from tests.vllm.environment import PYTHON, ROOT, SEES, environment, needs_vllm
 from tests.vllm.scenarios import scenarios
-from traces.recording import Recording
+from tokentwin.calibration.validation.decision_replay import replay_decisions
+from tokentwin.serving.deployments.config import load_deployment
+from tokentwin.traces.recording import Recording
 
 pytestmark = [pytest.mark.deep, pytest.mark.vllm, needs_vllm]
 

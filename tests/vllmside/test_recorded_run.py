@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from calibration.validation.decision_replay import replay_decisions
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.errors import UserError
-from serving.workload import Item
 from tests.vllmside.stand_in import Scheduler, request
-from traces.live_recording import LiveRecording
-from traces.recording import Recording
-from traces.recording_writer import RecordingWriter
-from vllmside.engine_events import AdapterWork, EngineEvents, NotRecorded
-from vllmside.recorded_run import RecordedRun
+from tokentwin.calibration.validation.decision_replay import replay_decisions
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Item
+from tokentwin.traces.live_recording import LiveRecording
+from tokentwin.traces.recording import Recording
+from tokentwin.traces.recording_writer import RecordingWriter
+from tokentwin.vllmside.engine_events import AdapterWork, EngineEvents, NotRecorded
+from tokentwin.vllmside.recorded_run import RecordedRun
 
 RUN = {
     "run_id": "fake", "clock": "wall", "workload": "served", "replicas": 1, "seed": 0, "num_blocks": 10,
@@ -281,7 +281,7 @@ def test_what_a_killed_server_left_is_made_a_recording(engine: Engine) -> None:
     with pytest.raises(UserError, match="was not finished"):
         Recording.load(engine.path)
     engine.writer._lock.close()  # as the end of its process does
-    command = [sys.executable, "-m", "traces.live_recording", str(engine.path)]
+    command = [sys.executable, "-m", "tokentwin.traces.live_recording", str(engine.path)]
     subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
     recording = Recording.load(engine.path)
     assert recording.run["status"] == "interrupted"

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from serving.errors import UserError
-from vllmside.scheduler_settings import policy_and_settings, request_not_carried
+from tokentwin.serving.errors import UserError
+from tokentwin.vllmside.scheduler_settings import policy_and_settings, request_not_carried
 
 
 class FullAttentionSpec:

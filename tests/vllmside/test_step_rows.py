@@ -4,12 +4,12 @@ from random import Random
 
 import pytest
 
-from serving.deployments.config import SchedulerConfig
-from serving.kv.content import SegmentContent
-from serving.kv.grouped_pool import block_tables
-from serving.policies.vllm import VllmScheduler
-from serving.workload import WorkloadRequest
-from vllmside.step_rows import StepRows
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.kv.content import SegmentContent
+from tokentwin.serving.kv.grouped_pool import block_tables
+from tokentwin.serving.policies.vllm import VllmScheduler
+from tokentwin.serving.workload import WorkloadRequest
+from tokentwin.vllmside.step_rows import StepRows
 
 
 @pytest.mark.parametrize("overlapped", [False, True])

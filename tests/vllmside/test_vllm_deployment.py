@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from serving.deployments.config import Deployment, parse
-from serving.errors import UserError
-from vllmside.record_settings import record_settings
-from vllmside.vllm_deployment import read_deployment
-from vllmside.vllm_interface import check_interface, release
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.errors import UserError
+from tokentwin.vllmside.record_settings import record_settings
+from tokentwin.vllmside.vllm_deployment import read_deployment
+from tokentwin.vllmside.vllm_interface import check_interface, release
 
 
 class FullAttentionSpec(SimpleNamespace):

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tests.vllmside.stand_in import request
-from vllmside.engine_events import Arrived, Event
-from vllmside.engine_recorder import EngineRecorder, open_recorder
-from vllmside.record_settings import RecordSettings
-from vllmside.writer_thread import WriterThread
+from tokentwin.vllmside.engine_events import Arrived, Event
+from tokentwin.vllmside.engine_recorder import EngineRecorder, open_recorder
+from tokentwin.vllmside.record_settings import RecordSettings
+from tokentwin.vllmside.writer_thread import WriterThread
 
 CAME = Arrived(0, "a", 0, 0, 3, 4, 0, False, False, ())
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from planning.bench.request import BenchTarget
-from planning.deployments import ENGINES, on_engine, read_deployment
-from planning.scenario import Scenario
-from planning.traffic import Offered
-from serving.deployments.config import Deployment
 from tokentwin.options import Finite, deployment_options, options_of, requested
+from tokentwin.planning.bench.request import BenchTarget
+from tokentwin.planning.deployments import ENGINES, on_engine, read_deployment
+from tokentwin.planning.scenario import Scenario
+from tokentwin.planning.traffic import Offered
+from tokentwin.serving.deployments.config import Deployment
 
 options = options_of(Offered, BenchTarget, Scenario, required=False)
 _OF_A_REPLAY = ("minutes", "virtual_arrivals", "time_operations", "replicas", "router", "engine")
@@ -66,8 +66,8 @@ def bench(
     \b
       tokentwin bench trace.csv --url http://localhost:8000 -o measured
     """
-    from serving.errors import UserError
-    from traces.live_recording import recover
+    from tokentwin.serving.errors import UserError
+    from tokentwin.traces.live_recording import recover
 
     request = requested(Offered, {name: given.pop(name) for name in Offered.model_fields})
     target = {name: given.pop(name) for name in BenchTarget.model_fields}
@@ -93,7 +93,7 @@ def bench(
 
 def _deployed(file: str | None, flags: dict[str, Any], replicas: int | None, router: str | None) -> Deployment:
     """Return the deployment of the file and the flags, with a fleet if replicas or a router are given."""
-    from planning.priced_scenario import with_fleet
+    from tokentwin.planning.priced_scenario import with_fleet
 
     deployment = read_deployment(file, flags)
     if replicas is None and router is None:
@@ -104,15 +104,15 @@ def _deployed(file: str | None, flags: dict[str, Any], replicas: int | None, rou
 def _send(
     request: Offered, target: BenchTarget, out: str, force: bool, deployment_file: str | None, flags: dict[str, Any]
 ) -> None:
-    from planning.pooling import refuse_pooling
-    from planning.progress import counting
-    from serving.errors import UserError
+    from tokentwin.planning.pooling import refuse_pooling
+    from tokentwin.planning.progress import counting
     from tokentwin.run_table import print_metrics, print_reasons
-    from traces.metrics.run_metrics import RunMetrics
-    from traces.recording import Recording
+    from tokentwin.serving.errors import UserError
+    from tokentwin.traces.metrics.run_metrics import RunMetrics
+    from tokentwin.traces.recording import Recording
 
     try:
-        from planning.bench.client import bench as send
+        from tokentwin.planning.bench.client import bench as send
     except ModuleNotFoundError:
         raise UserError("aiohttp", None, "is not installed; pip install 'tokentwin[server]'") from None
     model = flags.pop("model")
@@ -157,20 +157,20 @@ def _replay(
     time_operations: bool,
 ) -> None:
     from tokentwin.run_table import print_reasons
-    from traces.recording import Recording
+    from tokentwin.traces.recording import Recording
 
     workload = request.workload()
 
-    from planning.measure.real_engine import check_replays, fitting, load_engines, record_run, runs_on_vllm
-    from planning.measure.vllm_engine import VllmEngine
-    from serving.errors import UserError
+    from tokentwin.planning.measure.real_engine import check_replays, fitting, load_engines, record_run, runs_on_vllm
+    from tokentwin.planning.measure.vllm_engine import VllmEngine
+    from tokentwin.serving.errors import UserError
 
     say = partial(click.echo, err=True)
     if time_operations and runs_on_vllm(deployment):
         raise UserError("time-operations", None, "works only with our own engine; leave it out with vLLM")
     check_replays(workload, deployment, [Path(out)], force)
     with closing(load_engines(deployment, say)) as engine:
-        from realengine.offered_workload import at_once
+        from tokentwin.realengine.offered_workload import at_once
 
         if time_operations and not isinstance(engine, VllmEngine):
             engine.time_operations()

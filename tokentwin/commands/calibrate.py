@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planning.deployments import read_deployment
-from planning.measure.request import CalibrateRequest
-from serving.answers.figures import shown_change, shown_percent
 from tokentwin.options import deployment_options, options_of, requested
+from tokentwin.planning.deployments import read_deployment
+from tokentwin.planning.measure.request import CalibrateRequest
+from tokentwin.serving.answers.figures import shown_change, shown_percent
 from tokentwin.tables import print_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from calibration.steps.external_calibration import ExternalCalibration
-    from calibration.steps.step_cost import Calibration
-    from serving.front_door import FrontDoor
+    from tokentwin.calibration.steps.external_calibration import ExternalCalibration
+    from tokentwin.calibration.steps.step_cost import Calibration
+    from tokentwin.serving.front_door import FrontDoor
 
 options = options_of(CalibrateRequest)
 
@@ -46,12 +46,12 @@ def calibrate(force: bool, deployment_file: str | None, **given: Any) -> None:
     With --from-served the command fits the time that an API server and its clients add to a request. It writes
     front_door.json for `simulate --front-door`.
     """
-    from calibration.steps.external_calibration import ExternalCalibration
-    from calibration.steps.measured_runs import MeasuredRuns
-    from planning.measure import calibrator
-    from serving.answers.terminal import print_report
-    from serving.front_door import FrontDoor
+    from tokentwin.calibration.steps.external_calibration import ExternalCalibration
+    from tokentwin.calibration.steps.measured_runs import MeasuredRuns
     from tokentwin.commands.validate_external import print_results
+    from tokentwin.planning.measure import calibrator
+    from tokentwin.serving.answers.terminal import print_report
+    from tokentwin.serving.front_door import FrontDoor
 
     stated = {name: given.pop(name) for name in CalibrateRequest.model_fields if name in given}
     if deployment_file or any(value is not None for value in given.values()):

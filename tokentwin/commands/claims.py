@@ -41,16 +41,16 @@ def claims(
     """
     from datetime import UTC, datetime
 
-    from planning.checkout import need_lab
+    from tokentwin.planning.checkout import need_lab
 
     need_lab("claims")
     from lab.claims.check import check
     from lab.claims.claim import load_claims
     from lab.claims.on_engine import machine, on_engine
     from lab.claims.page import page
-    from planning.progress import telling
-    from serving.front_door import FrontDoor
-    from serving.whole_file import check_free, write_whole
+    from tokentwin.planning.progress import telling
+    from tokentwin.serving.front_door import FrontDoor
+    from tokentwin.serving.whole_file import check_free, write_whole
 
     if write is not None:
         check_free(write, overwrite=True)

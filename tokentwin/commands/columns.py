@@ -18,8 +18,8 @@ def columns(path: Path | None, dataset: str | None, style: str) -> None:
 
     PATH is a recording, a sweep or a Parquet file. Without PATH the command prints the columns of all recordings.
     """
-    from serving.errors import UserError
-    from traces.schema import columns_at, columns_text, recording_columns
+    from tokentwin.serving.errors import UserError
+    from tokentwin.traces.schema import columns_at, columns_text, recording_columns
 
     datasets = recording_columns() if path is None else columns_at(path)
     if dataset is not None:

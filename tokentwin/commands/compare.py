@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planning.compare.request import CompareRecordingsRequest, CompareRequest
-from planning.request import Timing
 from tokentwin.options import NO_TRAFFIC, Finite, options_of, requested, traffic_options
+from tokentwin.planning.compare.request import CompareRecordingsRequest, CompareRequest
+from tokentwin.planning.request import Timing
 from tokentwin.saved_answer import AnswerOutput, answering
 
 if TYPE_CHECKING:
-    from planning.compare.document import ComparisonDocument
+    from tokentwin.planning.compare.document import ComparisonDocument
 
 NO_DIFFERENCE = 3
 REVERSED = 4
@@ -77,10 +77,10 @@ def compare(
     Exit status: 0 if the sides differ significantly, 3 if they do not, 4 if the real engine (--engine) contradicts a
     difference that the simulation claims, 2 for bad input.
     """
-    from planning.compare import comparer
-    from planning.progress import telling
-    from serving.errors import UserError
-    from serving.metrics import parse_slo
+    from tokentwin.planning.compare import comparer
+    from tokentwin.planning.progress import telling
+    from tokentwin.serving.errors import UserError
+    from tokentwin.serving.metrics import parse_slo
 
     given |= {"bounds": parse_slo(slo) if slo else None, "threshold": None if threshold is None else threshold / 100}
     if len(sides) not in (0, 2):
@@ -142,7 +142,7 @@ def compare(
 
 def _side(name: str, file: str | None, pairs: tuple[str, ...]) -> dict[str, Any]:
     """Return the settings of one side, from a file and from `NAME=VALUE` pairs with values in YAML."""
-    from planning.deployments import named_values, stated_deployment
+    from tokentwin.planning.deployments import named_values, stated_deployment
 
     own = named_values(name, pairs)
     run = {name: own.pop(name) for name in _OF_THE_RUN if name in own}

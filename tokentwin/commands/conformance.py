@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from serving.errors import UserError
+from tokentwin.serving.errors import UserError
 
 
 @click.command()
@@ -16,7 +16,7 @@ def conformance(recordings: tuple[str, ...], policy: str | None) -> None:
     The command prints one line for each feature (the first word of a recording's name), a total, and every difference.
     The exit status is 1 if any decision differs, otherwise 2 if a file is no such recording.
     """
-    from sim.checks.conformance import by_feature, conform, lines
+    from tokentwin.sim.checks.conformance import by_feature, conform, lines
 
     results, refused = [], 0
     for recording in recordings:

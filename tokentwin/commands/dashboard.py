@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from serving.errors import UserError
-from serving.host_name import check_host_name
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.host_name import check_host_name
 
 
 @click.command()
@@ -58,7 +58,7 @@ def dashboard(
         click.echo(
             "Everyone who can reach this port can use the dashboard. Give --password to ask for a password.", err=True
         )
-    from dashboard.server import serve
+    from tokentwin.dashboard.server import serve
 
     shown = host
     if ip_address(address).is_unspecified:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planning.deployments import ENGINES
-from serving.answers.figures import shown_share
 from tokentwin.options import Finite
+from tokentwin.planning.deployments import ENGINES
+from tokentwin.serving.answers.figures import shown_share
 
 if TYPE_CHECKING:
-    from realengine.offered_workload import Replayed
-    from serving.workload import Workload
+    from tokentwin.realengine.offered_workload import Replayed
+    from tokentwin.serving.workload import Workload
 
 DEMO_SCHEDULER = {"max_num_seqs": 16, "max_num_batched_tokens": 256, "max_model_len": 1024, "num_blocks": 300}
 VLLM_ON_CPU = {"block_size": 32, "num_blocks": 150}  # the same memory in larger blocks, which its attention needs
@@ -39,16 +39,16 @@ def demo(out: str, engine: str, model: str | None, minutes: float, repeats: int)
     """
     began = perf_counter()
 
-    from calibration.validation.covalidation import covalidate
-    from planning.measure.calibrator import fit_recordings, measure
-    from planning.measure.demo_size import LOAD, demo_size
-    from planning.measure.real_engine import load_engines, pace_of, record_whole
-    from serving.answers.terminal import print_report
-    from serving.deployments.config import Deployment, parse
-    from serving.errors import UserError
+    from tokentwin.calibration.validation.covalidation import covalidate
     from tokentwin.commands.validate import DECISIONS_DIFFER
-    from traces.formats.trace_file import write_workload
-    from traces.synth import parse_spec, synthesise
+    from tokentwin.planning.measure.calibrator import fit_recordings, measure
+    from tokentwin.planning.measure.demo_size import LOAD, demo_size
+    from tokentwin.planning.measure.real_engine import load_engines, pace_of, record_whole
+    from tokentwin.serving.answers.terminal import print_report
+    from tokentwin.serving.deployments.config import Deployment, parse
+    from tokentwin.serving.errors import UserError
+    from tokentwin.traces.formats.trace_file import write_workload
+    from tokentwin.traces.synth import parse_spec, synthesise
 
     directory = Path(out)
     model = model or _model()
@@ -106,9 +106,9 @@ def demo(out: str, engine: str, model: str | None, minutes: float, repeats: int)
 
 def _model() -> str:
     """Return SmolLM2 if it can be fetched; otherwise random weights of the same shape, with a notice."""
-    from planning.home import home
-    from realengine.models.smollm2 import fetch
-    from serving.errors import UserError
+    from tokentwin.planning.home import home
+    from tokentwin.realengine.models.smollm2 import fetch
+    from tokentwin.serving.errors import UserError
 
     try:
         fetch(home())

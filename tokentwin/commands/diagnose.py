@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from planning.diagnose.request import DiagnoseRequest
 from tokentwin.options import options_of, requested
+from tokentwin.planning.diagnose.request import DiagnoseRequest
 from tokentwin.saved_answer import AnswerOutput, answering
 
 _LATENCIES = ("ttft", "itl", "tpot", "e2e")
@@ -30,9 +30,9 @@ def diagnose(slo: str | None, metric: str | None, output: AnswerOutput, **given:
 
     If you save the diagnosis as RUN/diagnosis.json, the report of `tokentwin export RUN --to html` shows it.
     """
-    from planning.diagnose import recorded_run
-    from planning.progress import telling
-    from serving.metrics import parse_slo
+    from tokentwin.planning.diagnose import recorded_run
+    from tokentwin.planning.progress import telling
+    from tokentwin.serving.metrics import parse_slo
 
     given |= {"bounds": parse_slo(slo) if slo else None, "metric": f"{metric}_ms" if metric else None}
     request = requested(DiagnoseRequest, given)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planning.deployments import read_deployment, refuse_engine_flags
-from serving.answers.figures import shown_number, shown_share
 from tokentwin.options import deployment_options
+from tokentwin.planning.deployments import read_deployment, refuse_engine_flags
+from tokentwin.serving.answers.figures import shown_number, shown_share
 from tokentwin.tables import print_table
 
 if TYPE_CHECKING:
-    from calibration.steps.explanation import Explanation, Stage
+    from tokentwin.calibration.steps.explanation import Explanation, Stage
 
 _COUNT = click.IntRange(min=0, max=10_000_000)
 
@@ -49,16 +49,16 @@ def explain(gpu: str, calibration: str | None, style: str, deployment_file: str 
 
     --model is the name of a known model (see `tokentwin model list`), a config.json or its folder.
     """
-    from calibration.operations import uniform_step
-    from calibration.steps.explanation import explain as explained
-    from calibration.steps.explanation import token_life
-    from calibration.steps.external_calibration import predicted_cost
-    from calibration.steps.step_cost import Calibration
-    from planning.resolution import calibration_in
-    from serving.deployments.config import Deployment
-    from serving.deployments.engine_defaults import with_engine_defaults
-    from serving.deployments.gpu_spec import find_gpu
-    from serving.errors import UserError
+    from tokentwin.calibration.operations import uniform_step
+    from tokentwin.calibration.steps.explanation import explain as explained
+    from tokentwin.calibration.steps.explanation import token_life
+    from tokentwin.calibration.steps.external_calibration import predicted_cost
+    from tokentwin.calibration.steps.step_cost import Calibration
+    from tokentwin.planning.resolution import calibration_in
+    from tokentwin.serving.deployments.config import Deployment
+    from tokentwin.serving.deployments.engine_defaults import with_engine_defaults
+    from tokentwin.serving.deployments.gpu_spec import find_gpu
+    from tokentwin.serving.errors import UserError
 
     rows, context, prompts, chunk, past = (given.pop(name) for name in ("rows", "context", "prompts", "chunk", "past"))
     if not rows and not prompts:
@@ -110,7 +110,7 @@ def _as_dict(explanation: Explanation) -> dict[str, Any]:
 
 def _print(explanation: Explanation, title: str) -> None:
 
-    from calibration.trust import TrustLevel
+    from tokentwin.calibration.trust import TrustLevel
 
     operations = [
         (

@@ -7,10 +7,10 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from planning.exports.formats import FORMATS
+from tokentwin.planning.exports.formats import FORMATS
 
 if TYPE_CHECKING:
-    from planning.exports.exportable import Exportable
+    from tokentwin.planning.exports.exportable import Exportable
 
 
 @click.command()
@@ -33,8 +33,8 @@ def export(source: Path, format: str, out: Path, table: str | None, force: bool)
     ui.perfetto.dev, and format openmetrics writes the metrics that vLLM's /metrics would show at the end of the run,
     with job="sim".
     """
-    from planning.exports.export import export as write
-    from planning.exports.exportable import open_exportable
+    from tokentwin.planning.exports.export import export as write
+    from tokentwin.planning.exports.exportable import open_exportable
 
     write(open_exportable(source), format, out, table, overwrite=force, html=_report)
     click.echo(f"wrote {out} ({out.stat().st_size:,} bytes)")
@@ -42,10 +42,10 @@ def export(source: Path, format: str, out: Path, table: str | None, force: bool)
 
 def _report(source: Exportable, out: IO[bytes]) -> None:
     """Write the report, for which the dashboard's figures and packages are needed."""
-    from serving.errors import UserError
+    from tokentwin.serving.errors import UserError
 
     try:
-        from dashboard.html_reports.report import write_report
+        from tokentwin.dashboard.html_reports.report import write_report
     except ModuleNotFoundError as error:
         remedy = "is not installed, and this format needs it; pip install 'tokentwin[dashboard]'"
         raise UserError("export", str(error.name), remedy) from None

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from planning.deployments import read_deployment
 from tokentwin.options import Finite, deployment_options
+from tokentwin.planning.deployments import read_deployment
 
 
 @click.command()
@@ -49,10 +49,10 @@ def generate(
 
     Without --deployment the model is SmolLM2. Prompt and answer have at most 2048 tokens (--max-model-len).
     """
-    from planning.home import home
-    from planning.measure.real_engine import load_engine, need_torch
-    from serving.deployments.config import Deployment, SchedulerConfig, parse
-    from serving.errors import UserError
+    from tokentwin.planning.home import home
+    from tokentwin.planning.measure.real_engine import load_engine, need_torch
+    from tokentwin.serving.deployments.config import Deployment, SchedulerConfig, parse
+    from tokentwin.serving.errors import UserError
 
     grammar = _grammar(json_schema, regex)
     longest = max(flags.get("max_model_len") or 2048, 2)
@@ -64,10 +64,10 @@ def generate(
             "model", deployment.model, "has random weights, so it cannot answer a prompt; use smollm2 or a model folder"
         )
     need_torch()
-    from realengine.generate import stream
-    from realengine.models.weights import model_folder
-    from realengine.sampling import SamplingParams
-    from realengine.tokenizer import Tokenizer
+    from tokentwin.realengine.generate import stream
+    from tokentwin.realengine.models.weights import model_folder
+    from tokentwin.realengine.sampling import SamplingParams
+    from tokentwin.realengine.tokenizer import Tokenizer
 
     sampling = SamplingParams(temperature, top_k, top_p, seed)
     messages = [{"role": "system", "content": system}] if system else []
@@ -86,9 +86,9 @@ def generate(
 
 
 def _grammar(json_schema: str | None, regex: str | None) -> str:
-    from realengine.grammar import json_grammar, regex_grammar
-    from serving.data_file import read_json_file
-    from serving.errors import UserError
+    from tokentwin.realengine.grammar import json_grammar, regex_grammar
+    from tokentwin.serving.data_file import read_json_file
+    from tokentwin.serving.errors import UserError
 
     if json_schema is not None and regex is not None:
         raise UserError("--regex", regex, "cannot be combined with --json-schema; leave one out")

@@ -8,8 +8,8 @@ import click
 @click.command()
 def gpus() -> None:
     """List the known GPUs: memory, dense TFLOP/s, link (GB/s in one direction, GPUs), power, price with its date."""
-    from calibration.kernels.surfaces import bundled_names
-    from serving.deployments.gpu_spec import gpus as catalogue
+    from tokentwin.calibration.kernels.surfaces import bundled_names
+    from tokentwin.serving.deployments.gpu_spec import gpus as catalogue
 
     measured = bundled_names()
     heads = f"{'16-bit':>7}{'fp8':>7}{'fp4':>7}{'GB/s':>6}{'GPUs':>5}{'W':>6}{'$/h':>7}  as of"

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from planning.bench.request import BenchTarget
-from planning.deployments import read_deployment
-from planning.learn.request import LearnRequest
 from tokentwin.options import options_of, requested
+from tokentwin.planning.bench.request import BenchTarget
+from tokentwin.planning.deployments import read_deployment
+from tokentwin.planning.learn.request import LearnRequest
 
 options = options_of(LearnRequest)
 
@@ -42,12 +42,12 @@ def learn(traffic: str | None, deployment_file: str, force: bool, **given: Any) 
     \b
       tokentwin learn --url http://localhost:8000 --gpu H100 -d deployment.yaml -o my-twin
     """
-    from serving.answers.terminal import print_report
-    from serving.errors import UserError
+    from tokentwin.serving.answers.terminal import print_report
+    from tokentwin.serving.errors import UserError
 
     try:
-        from planning.learn.http_server import Interrupted
-        from planning.learn.session import learn as session
+        from tokentwin.planning.learn.http_server import Interrupted
+        from tokentwin.planning.learn.session import learn as session
     except ModuleNotFoundError:
         raise UserError("aiohttp", None, "is not installed; pip install 'tokentwin[server]'") from None
     stated = {"deployment": read_deployment(deployment_file, {}), "traffic": traffic}

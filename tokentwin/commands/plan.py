@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planning.plan.request import FleetRequest, PlanRequest
-from serving.errors import UserError
 from tokentwin.options import NO_TRAFFIC, listed, options_of, requested, traffic_options
+from tokentwin.planning.plan.request import FleetRequest, PlanRequest
 from tokentwin.saved_answer import AnswerOutput, answering
+from tokentwin.serving.errors import UserError
 
 if TYPE_CHECKING:
-    from planning.plan.document import PlanDocument
+    from tokentwin.planning.plan.document import PlanDocument
 
 INFEASIBLE = 4  # exit status
 
@@ -71,13 +71,13 @@ def plan(
 
     The exit status is 4 if no fleet meets the SLOs, or not for a single user.
     """
-    from planning.costs import named_prices
-    from planning.deployments import named_values
-    from planning.plan import planner
-    from planning.plan.most_clients import most_clients
-    from planning.progress import telling
-    from serving.deployments.config import load_deployment
-    from traces.without_pandas import spare_pandas
+    from tokentwin.planning.costs import named_prices
+    from tokentwin.planning.deployments import named_values
+    from tokentwin.planning.plan import planner
+    from tokentwin.planning.plan.most_clients import most_clients
+    from tokentwin.planning.progress import telling
+    from tokentwin.serving.deployments.config import load_deployment
+    from tokentwin.traces.without_pandas import spare_pandas
 
     if given["traffic"] is None:
         raise UserError("traffic", None, NO_TRAFFIC)
@@ -137,7 +137,7 @@ def _with_measured(request: PlanRequest, measured: tuple[Path, ...]) -> PlanRequ
 
     Raises UserError if the request names a calibration already.
     """
-    from planning.measure.kept_runs import kept_runs
+    from tokentwin.planning.measure.kept_runs import kept_runs
 
     if request.calibration is not None:
         raise UserError("measured", str(measured[0]), "cannot be combined with --calibration; give one of them")

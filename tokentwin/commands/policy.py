@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from sim.checks.policy_check import PolicyCheck
+    from tokentwin.sim.checks.policy_check import PolicyCheck
 
 
 @click.group()
@@ -32,7 +32,7 @@ def check(name: str, limit_s: float, style: str) -> None:
     whether requests can starve, and whether the time to plan a decode step grows with the batch. These two do not
     change the exit status.
     """
-    from sim.checks.policy_check import check_policy_apart
+    from tokentwin.sim.checks.policy_check import check_policy_apart
 
     result = check_policy_apart(name, limit_s)
     if style == "json":
@@ -44,7 +44,7 @@ def check(name: str, limit_s: float, style: str) -> None:
 
 
 def _print(result: PolicyCheck) -> None:
-    from sim.checks.policy_check import LOOPS, RULES
+    from tokentwin.sim.checks.policy_check import LOOPS, RULES
 
     click.echo(f"{'':14}" + "".join(f"{loop:12}" for loop in LOOPS))
     for finding in result.findings:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from serving.errors import UserError
+from tokentwin.serving.errors import UserError
 
 
 @click.group()
@@ -33,7 +33,7 @@ def check(name: str, settings: tuple[str, ...], limit_s: float, style: str) -> N
     how evenly requests are spread, and whether a choice takes longer in a large fleet. These two do not change the exit
     status.
     """
-    from sim.checks.router_check import RULES, check_router_apart
+    from tokentwin.sim.checks.router_check import RULES, check_router_apart
 
     result = check_router_apart(name, dict(map(_setting, settings)), limit_s)
     if style == "json":

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from apiserver.settings import ServeSettings
-from serving.data_file import parse_json, read_yaml
-from serving.errors import UserError
+from tokentwin.apiserver.settings import ServeSettings
 from tokentwin.options import SectionedCommand, deployment_options, options_of, requested
+from tokentwin.serving.data_file import parse_json, read_yaml
+from tokentwin.serving.errors import UserError
 
 options = options_of(ServeSettings)
 
@@ -48,10 +48,10 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
     for package in ("aiohttp", "msgspec", "zmq"):
         if find_spec(package) is None:
             raise UserError("serve", package, "is not installed; pip install 'tokentwin[server]'")
-    from apiserver.supervisor import serve as serve_until_stopped
-    from planning.deployments import read_deployment, refuse_engine_flags, served
-    from planning.resolution import base_deployment
-    from serving.deployments.config import Deployment
+    from tokentwin.apiserver.supervisor import serve as serve_until_stopped
+    from tokentwin.planning.deployments import read_deployment, refuse_engine_flags, served
+    from tokentwin.planning.resolution import base_deployment
+    from tokentwin.serving.deployments.config import Deployment
 
     for name in ("output_tokens", "kv_events", "kv_links", "failures"):
         if flags[name] is not None:
@@ -71,9 +71,9 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
     deployment = read_deployment(deployment_file, flags, otherwise)
     defaults: tuple[str, ...] = ()
     if twin:
-        from apiserver.backends import tokenizer_folder
-        from planning.learn.front_door import learnt_front_door
-        from planning.resolution import resolved_fleet
+        from tokentwin.apiserver.backends import tokenizer_folder
+        from tokentwin.planning.learn.front_door import learnt_front_door
+        from tokentwin.planning.resolution import resolved_fleet
 
         deployment, defaults = resolved_fleet(deployment, settings.calibration, settings.gpu)
         if (door := learnt_front_door(settings.calibration)) is not None:

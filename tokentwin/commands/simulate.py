@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planning.request import Timing
-from planning.scenario import Scenario, TraceWorkload
 from tokentwin.options import NO_TRAFFIC, deployment_options, options_of, requested, traffic_options
+from tokentwin.planning.request import Timing
+from tokentwin.planning.scenario import Scenario, TraceWorkload
 
 if TYPE_CHECKING:
-    from serving.deployments.config import Deployment
+    from tokentwin.serving.deployments.config import Deployment
 
 options = options_of(TraceWorkload, Scenario, Timing)
 
@@ -64,17 +64,17 @@ def simulate(
     single settings of the deployment. With --gpu the number of KV blocks follows from the GPU's memory, unless the
     deployment states it.
     """
-    from planning.costs import check_timed, named_prices
-    from planning.deployments import read_deployment, refuse_engine_flags
-    from planning.learn.front_door import learnt_front_door
-    from planning.made_up import assumed
-    from planning.priced_scenario import with_fleet
-    from planning.resolution import base_deployment
-    from planning.simulation import recorded
-    from serving.errors import UserError
-    from serving.front_door import FrontDoor
+    from tokentwin.planning.costs import check_timed, named_prices
+    from tokentwin.planning.deployments import read_deployment, refuse_engine_flags
+    from tokentwin.planning.learn.front_door import learnt_front_door
+    from tokentwin.planning.made_up import assumed
+    from tokentwin.planning.priced_scenario import with_fleet
+    from tokentwin.planning.resolution import base_deployment
+    from tokentwin.planning.simulation import recorded
     from tokentwin.run_table import print_metrics, print_reasons, print_tiers
-    from traces.without_pandas import spare_pandas
+    from tokentwin.serving.errors import UserError
+    from tokentwin.serving.front_door import FrontDoor
+    from tokentwin.traces.without_pandas import spare_pandas
 
     spare_pandas()
     workload = {name: given.pop(name) for name in ("trace", "limit", "rate_scale", "warm_up_s")}
@@ -129,7 +129,7 @@ def simulate(
 
 def _made_up(workload: dict[str, Any]) -> dict[str, Any]:
     """Return a specification with the options of a workload. Raises UserError for options of a trace."""
-    from serving.errors import UserError
+    from tokentwin.serving.errors import UserError
 
     for name in ("limit", "rate_scale"):
         if workload[name] is not None:
@@ -139,9 +139,9 @@ def _made_up(workload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _accepting(deployment: Deployment, recording: str) -> Deployment:
-    from calibration.acceptance import as_accepted
-    from serving.errors import UserError
-    from traces.recording import Recording
+    from tokentwin.calibration.acceptance import as_accepted
+    from tokentwin.serving.errors import UserError
+    from tokentwin.traces.recording import Recording
 
     if deployment.scheduler.speculative is None:
         raise UserError("acceptance", recording, "needs scheduler.speculative in the deployment; leave it out")

@@ -28,20 +28,20 @@ def sweep(
     OUT/runs is a hive-partitioned Parquet dataset with one row for each run. If a run fails, its row contains the
     error, and the exit status is 1.
     """
-    from planning.sweep.settings import load_sweep
-    from serving.errors import UserError
+    from tokentwin.planning.sweep.settings import load_sweep
+    from tokentwin.serving.errors import UserError
 
     if retry_failed and not resume:
         raise UserError("retry-failed", None, "needs --resume, which continues the sweep in --out; give both")
     settings = load_sweep(file)
     if dry_run:
-        from planning.sweep.estimate import sweep_estimate
+        from tokentwin.planning.sweep.estimate import sweep_estimate
 
         click.echo(sweep_estimate(settings, jobs))
         return
-    from planning.progress import telling
-    from planning.sweep.executors import find_executor
-    from planning.sweep.sweep import Sweep
+    from tokentwin.planning.progress import telling
+    from tokentwin.planning.sweep.executors import find_executor
+    from tokentwin.planning.sweep.sweep import Sweep
 
     prepared = Sweep.from_settings(settings)
     for line in (*prepared.seen_by, *prepared.defaults[:_LINES]):

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from serving.answers.figures import shown_number, shown_share
-from serving.data_file import parse_yaml
-from serving.errors import UserError
+from tokentwin.serving.answers.figures import shown_number, shown_share
+from tokentwin.serving.data_file import parse_yaml
+from tokentwin.serving.errors import UserError
 from tokentwin.tables import print_table
 
 if TYPE_CHECKING:
-    from serving.workload import Workload, WorkloadRequest
-    from traces.formats.sessions import Assumed
-    from traces.summary import WorkloadSummary
+    from tokentwin.serving.workload import Workload, WorkloadRequest
+    from tokentwin.traces.formats.sessions import Assumed
+    from tokentwin.traces.summary import WorkloadSummary
 
 _ADVANCE_EVERY = 10_000  # unit: requests
 _TRACE = click.Path(path_type=Path)
@@ -59,7 +59,7 @@ def trace() -> None:
 @_FORMAT
 def inspect(path: Path, block_size: int, spread_ticks: bool, columns: str, format_: str) -> None:
     """Show arrival rates, burstiness, lengths, and the prefix-hit rate of a cache of infinite size."""
-    from traces.summary import summarise
+    from tokentwin.traces.summary import summarise
 
     _print(summarise(_read(path, spread_ticks, columns), block_size), format_)
 
@@ -104,7 +104,7 @@ def convert(
     Mooncake stores arrival times in milliseconds, lengths, and shared prefixes of complete blocks. It cannot store ids,
     priorities, tenants, SLO classes, sessions or a closed loop (clients that wait for answers).
     """
-    from traces.formats.trace_file import write_workload
+    from tokentwin.traces.formats.trace_file import write_workload
 
     stated = [name for name, value in {**assumed, "tokenizer": tokenizer}.items() if value is not None]
     if columns and stated:
@@ -171,11 +171,11 @@ def synth(out: Path, spec_path: Path | None, to: str | None, force: bool, format
     The same specification and seed give the same file. For random lengths of system prompts and sessions, use a YAML
     file (--spec).
     """
-    from planning.progress import counting
-    from serving.data_file import read_mapping
-    from traces.formats.trace_file import read_workload, write_workload
-    from traces.summary import summarise
-    from traces.synth import parse_spec, synthesise
+    from tokentwin.planning.progress import counting
+    from tokentwin.serving.data_file import read_mapping
+    from tokentwin.traces.formats.trace_file import read_workload, write_workload
+    from tokentwin.traces.summary import summarise
+    from tokentwin.traces.synth import parse_spec, synthesise
 
     data = read_mapping(spec_path, "spec", "docs/traces.md") if spec_path else {}
     for name, value in options.items():
@@ -207,8 +207,8 @@ class _Counted:
 
 
 def _read(path: Path, spread: bool, columns: str, assumed: Assumed | None = None) -> Workload:
-    from traces.formats.trace_file import read_workload
-    from traces.reshape import spread_ticks
+    from tokentwin.traces.formats.trace_file import read_workload
+    from tokentwin.traces.reshape import spread_ticks
 
     workload = read_workload(path, assumed, _by_field(columns))
     return spread_ticks(workload) if spread else workload
@@ -229,8 +229,8 @@ def _by_field(columns: str) -> dict[str, str]:
 
 def _assumed(tokenizer: Path | None, given: dict[str, str | None]) -> Assumed | None:
     """Return what the options state about a file of conversations; None if they state nothing."""
-    from serving.deployments.config import parse
-    from traces.formats.sessions import Assumed
+    from tokentwin.serving.deployments.config import parse
+    from tokentwin.traces.formats.sessions import Assumed
 
     stated = {name: _parsed(name, text) for name, text in given.items() if text is not None}
     if not stated and tokenizer is None:
@@ -238,7 +238,7 @@ def _assumed(tokenizer: Path | None, given: dict[str, str | None]) -> Assumed | 
     assumed = parse(Assumed, stated, where="convert")
     if tokenizer is None:
         return assumed
-    from realengine.tokenizer import Tokenizer
+    from tokentwin.realengine.tokenizer import Tokenizer
 
     return assumed.model_copy(update={"tokenizer": Tokenizer(tokenizer).encode})
 

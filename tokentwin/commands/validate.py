@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from planning.measure.request import ValidateRequest
-from serving.answers.figures import shown_percent
 from tokentwin.commands.validate_external import external
 from tokentwin.commands.validate_front_door import front_door
 from tokentwin.options import Finite, options_of, requested
+from tokentwin.planning.measure.request import ValidateRequest
 from tokentwin.saved_answer import AnswerOutput
+from tokentwin.serving.answers.figures import shown_percent
 
 DECISIONS_DIFFER = 1
 ERROR_TOO_LARGE = 3
@@ -58,7 +58,7 @@ def runs(max_error: float | None, style: str, force: bool, **given: Any) -> None
     times. Rung 3 compares TTFT, TPOT, E2E and throughput of the complete run. The command writes report.json,
     step_residuals.parquet and the simulated run.
     """
-    from planning.measure import validator
+    from tokentwin.planning.measure import validator
 
     report = validator.validate(requested(ValidateRequest, given), overwrite=force, say=partial(click.echo, err=True))
     AnswerOutput(style).finish(report)

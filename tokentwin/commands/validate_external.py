@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from serving.answers.figures import NOTHING
 from tokentwin.options import Finite
+from tokentwin.serving.answers.figures import NOTHING
 from tokentwin.tables import print_table
 
 if TYPE_CHECKING:
-    from calibration.validation.external.case import Case
-    from calibration.validation.external.scoring import CaseResult
-    from serving.errors import UserError
+    from tokentwin.calibration.validation.external.case import Case
+    from tokentwin.calibration.validation.external.scoring import CaseResult
+    from tokentwin.serving.errors import UserError
 
 TARGET_MISSED = 3
 
@@ -94,8 +94,8 @@ def external(
 
     Exit status: 0 if every target is met, 3 if one is missed, 2 if a file or a setting is wrong.
     """
-    from calibration.validation.external.report import as_dict
-    from planning.checkout import need_lab
+    from tokentwin.calibration.validation.external.report import as_dict
+    from tokentwin.planning.checkout import need_lab
 
     if page:
         need_lab("write", "use --format json")
@@ -134,7 +134,7 @@ def external(
 
 
 def _refuse_cases(cases: str | None, names: tuple[str, ...]) -> None:
-    from serving.errors import UserError
+    from tokentwin.serving.errors import UserError
 
     if cases or names:
         raise UserError("cases", cases or names[0], "cannot be combined with --recording; leave one of them out")
@@ -142,7 +142,7 @@ def _refuse_cases(cases: str | None, names: tuple[str, ...]) -> None:
 
 def _refuse_server(server: Mapping[str, Any]) -> None:
     """Raise UserError for an option that describes the user's own server."""
-    from serving.errors import UserError
+    from tokentwin.serving.errors import UserError
 
     for option, value in server.items():
         if value is not None:
@@ -151,10 +151,10 @@ def _refuse_server(server: Mapping[str, Any]) -> None:
 
 def _scored(cases: Sequence[Case], folder: Path, refused: dict[str, UserError]) -> list[CaseResult]:
     """Return the results of the cases. The error of a wrong case goes to `refused`, unless it is the only case."""
-    from calibration.validation.external.predictor import blind
-    from calibration.validation.external.scoring import score
-    from calibration.validation.external.steps import score_steps
-    from serving.errors import UserError
+    from tokentwin.calibration.validation.external.predictor import blind
+    from tokentwin.calibration.validation.external.scoring import score
+    from tokentwin.calibration.validation.external.steps import score_steps
+    from tokentwin.serving.errors import UserError
 
     results = []
     for at, case in enumerate(cases, start=1):
@@ -198,9 +198,9 @@ def _print_left_out(cases: Sequence[Case], data: Path, levels: tuple[str, ...], 
 
 def chosen_cases(data: str, cases: str | None, names: tuple[str, ...], refused: dict[str, UserError]) -> list[Case]:
     """Return the cases of `names`, or all cases. If all are read, the error of a wrong file goes to `refused`."""
-    from calibration.validation.external.case import load_cases
-    from planning.checkout import lab_is_here, need_lab
-    from serving.errors import UserError
+    from tokentwin.calibration.validation.external.case import load_cases
+    from tokentwin.planning.checkout import lab_is_here, need_lab
+    from tokentwin.serving.errors import UserError
 
     if cases is None:
         need_lab("cases", "give --cases DIR, a folder of your own case files")
@@ -232,9 +232,9 @@ def _own(
     router: str | None,
     max_error: float | None,
 ) -> Case:
-    from calibration.validation.external.case import case_of_recordings
-    from serving.deployments.config import load_deployment
-    from serving.errors import UserError
+    from tokentwin.calibration.validation.external.case import case_of_recordings
+    from tokentwin.serving.deployments.config import load_deployment
+    from tokentwin.serving.errors import UserError
 
     if gpu is None:
         raise UserError("gpu", None, "is missing; name the GPU that the server runs on, as `tokentwin gpus` does")
@@ -253,7 +253,7 @@ def write_results(path: Path, results: dict[str, Any]) -> None:
 
 def write_text(option: str, path: Path, text: str) -> None:
     """Write `text`, and make the folders of `path`. Raises UserError about `option` if that cannot be done."""
-    from serving.errors import UserError, reason
+    from tokentwin.serving.errors import UserError, reason
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -264,7 +264,7 @@ def write_text(option: str, path: Path, text: str) -> None:
 
 def print_results(results: list[CaseResult]) -> None:
     """Print a table for every case, with long tables summarised by group, and then the targets."""
-    from calibration.validation.external.report import (
+    from tokentwin.calibration.validation.external.report import (
         LEVEL_HEADER,
         MANY,
         ROW_HEADER,

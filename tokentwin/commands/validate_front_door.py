@@ -50,14 +50,14 @@ def front_door(
 
     CLIENTS are recordings of `tokentwin bench --url`. Repeated recordings of one run give the noise floor.
     """
-    from planning.costs import check_timed
-    from planning.deployments import read_deployment
-    from planning.measure.front_door import clients_table, hold_against_clients
-    from planning.priced_scenario import with_fleet
-    from planning.resolution import base_deployment
-    from serving.answers.terminal import print_report
-    from serving.front_door import FrontDoor
     from tokentwin.commands.validate_external import write_results
+    from tokentwin.planning.costs import check_timed
+    from tokentwin.planning.deployments import read_deployment
+    from tokentwin.planning.measure.front_door import clients_table, hold_against_clients
+    from tokentwin.planning.priced_scenario import with_fleet
+    from tokentwin.planning.resolution import base_deployment
+    from tokentwin.serving.answers.terminal import print_report
+    from tokentwin.serving.front_door import FrontDoor
 
     check_timed(calibration, gpu)
     stated = read_deployment(deployment_file, flags, base_deployment(calibration, gpu))

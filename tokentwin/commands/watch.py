@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planning.bench.request import BenchTarget
-from planning.learn.request import MetricsPage
 from tokentwin.options import Finite, options_of, requested
+from tokentwin.planning.bench.request import BenchTarget
+from tokentwin.planning.learn.request import MetricsPage
 
 if TYPE_CHECKING:
-    from planning.learn.kept_twin import KeptTwin
-    from planning.learn.watched import WatchedServer
+    from tokentwin.planning.learn.kept_twin import KeptTwin
+    from tokentwin.planning.learn.watched import WatchedServer
 
 DRIFTED = 3
 _ASKING = ("model_name", "endpoint", "timeout_s", "vocab_size")  # options that only a look that sends requests has
@@ -55,10 +55,10 @@ def watch(twin: Path, every: float | None, metrics_file: Path | None, **given: A
       tokentwin watch --url http://localhost:8000 --twin my-twin
       tokentwin watch --metrics http://localhost:8000 --twin my-twin
     """
-    from planning.learn.kept_twin import KeptTwin
-    from planning.learn.watched import keep
-    from serving.answers.terminal import print_report
-    from serving.errors import UserError
+    from tokentwin.planning.learn.kept_twin import KeptTwin
+    from tokentwin.planning.learn.watched import keep
+    from tokentwin.serving.answers.terminal import print_report
+    from tokentwin.serving.errors import UserError
 
     looked = _looker(KeptTwin.load(twin), given)
     first = True
@@ -91,10 +91,10 @@ def _confirmed(looked: Callable[[], WatchedServer]) -> WatchedServer:
 
 def _looker(kept: KeptTwin, given: dict[str, Any]) -> Callable[[], WatchedServer]:
     """Return the function that looks at the server. Raises UserError if what is given does not go together."""
-    from serving.errors import UserError
+    from tokentwin.serving.errors import UserError
 
     if given["metrics"] is not None:
-        from planning.learn.passive_look import PassiveWatch
+        from tokentwin.planning.learn.passive_look import PassiveWatch
 
         if given["url"] is not None:
             raise UserError("metrics", given["metrics"], "cannot be combined with --url; give one of them")
@@ -108,10 +108,10 @@ def _looker(kept: KeptTwin, given: dict[str, Any]) -> Callable[[], WatchedServer
     if given["window"] is not None:
         raise UserError("window", given["window"], "needs --metrics; --url looks as long as its questions take")
     try:
-        from planning.learn.http_server import HttpServer
+        from tokentwin.planning.learn.http_server import HttpServer
     except ModuleNotFoundError:
         raise UserError("aiohttp", None, "is not installed; pip install 'tokentwin[server]'") from None
-    from planning.learn.watch import look
+    from tokentwin.planning.learn.watch import look
 
     target = requested(BenchTarget, {name: given[name] for name in BenchTarget.model_fields})
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from serving.workload import Workload
-from traces.distributions import LONGEST
-from traces.formats.conversation_text import BLOCK_TOKENS, ConversationText, Encode, content_text, encoder
-from traces.formats.rows import Row, json_objects
-from traces.formats.sessions import Assumed, Session, Turn, workload_of_sessions
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.distributions import LONGEST
+from tokentwin.traces.formats.conversation_text import BLOCK_TOKENS, ConversationText, Encode, content_text, encoder
+from tokentwin.traces.formats.rows import Row, json_objects
+from tokentwin.traces.formats.sessions import Assumed, Session, Turn, workload_of_sessions
 
 _MS_NS = 1_000_000
 _MEDIA = ("image", "images", "audio", "audios", "video", "videos")

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from serving.workload import Workload
-from traces.distributions import LONGEST
-from traces.formats.request_table import RequestTable
-from traces.formats.rows import csv_rows, named_workload, since_first
-from traces.formats.text_columns import NotPlain, csv_batches, instants_ns, whole_numbers
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.distributions import LONGEST
+from tokentwin.traces.formats.request_table import RequestTable
+from tokentwin.traces.formats.rows import csv_rows, named_workload, since_first
+from tokentwin.traces.formats.text_columns import NotPlain, csv_batches, instants_ns, whole_numbers
 
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _FIELDS = ["arrival_ns", "prompt_len", "output_len"]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from serving.errors import UserError
+from tokentwin.serving.errors import UserError
 
 USUAL = {
     "timestamp": ("arrival_time", "arrived_at", "created_at", "date", "datetime", "request_time", "start_time"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from traces.formats.rows import Row
-from traces.formats.sessions import Assumed, Turn
+from tokentwin.traces.formats.rows import Row
+from tokentwin.traces.formats.sessions import Assumed, Turn
 
 BLOCK_TOKENS = 16  # vLLM's block, so that a shared text is shared as an engine would share it
 _CHARACTERS = 4  # characters of a token, about, in English text (https://help.openai.com/en/articles/4936856)

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from serving.errors import UserError
-from serving.workload import Workload
-from traces.distributions import LONGEST
-from traces.formats.rows import Row, json_rows
-from traces.formats.sessions import Assumed, Call, Turn, recorded_sessions, workload_of_sessions
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.distributions import LONGEST
+from tokentwin.traces.formats.rows import Row, json_rows
+from tokentwin.traces.formats.sessions import Assumed, Call, Turn, recorded_sessions, workload_of_sessions
 
 _MS_NS = 1_000_000
 _SESSIONS = ("trajectory_id", "program_id", "session_id", "workflow_id")  # the narrowest first

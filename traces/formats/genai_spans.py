@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from serving.workload import Workload
-from traces.distributions import LONGEST
-from traces.formats.rows import Row, json_objects
-from traces.formats.sessions import Assumed, Call, Turn, recorded_sessions, workload_of_sessions
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.distributions import LONGEST
+from tokentwin.traces.formats.rows import Row, json_objects
+from tokentwin.traces.formats.sessions import Assumed, Call, Turn, recorded_sessions, workload_of_sessions
 
 _INTEGER = re.compile(r"-?\d{1,19}", re.ASCII)
 _CALLS = ("chat", "text_completion", "generate_content", "")  # operations; an agent's own span sums up its calls

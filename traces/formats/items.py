@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from serving.workload import Item
+from tokentwin.serving.workload import Item
 
 KINDS = ("image", "video", "audio")
 _MOST_FRAMES = 1_000_000

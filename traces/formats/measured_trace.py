@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.errors import UserError
-from serving.workload import Workload
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload
 
 if TYPE_CHECKING:
-    from traces.measured.run import MeasuredRun
+    from tokentwin.traces.measured.run import MeasuredRun
 
 AIPERF_EXPORT = "profile_export.jsonl"
 _LOG = logging.getLogger("tokentwin")
@@ -65,8 +65,8 @@ def _choices(path: Path, runs: Sequence[MeasuredRun]) -> str:
 
 
 def _bench_serve(path: Path) -> list[MeasuredRun]:
-    from traces.measured.bench_serve import BenchServe
-    from traces.measured.json_file import JsonFile
+    from tokentwin.traces.measured.bench_serve import BenchServe
+    from tokentwin.traces.measured.json_file import JsonFile
 
     if JsonFile(path).get("input_lens") is None:
         remedy = "has no lengths of requests; run vllm bench serve with --save-result --save-detailed"
@@ -75,13 +75,13 @@ def _bench_serve(path: Path) -> list[MeasuredRun]:
 
 
 def _guidellm(path: Path) -> list[MeasuredRun]:
-    from traces.measured.guidellm import GuideLlm
+    from tokentwin.traces.measured.guidellm import GuideLlm
 
     return GuideLlm(file=path.name).read(path.parent)
 
 
 def _aiperf(path: Path) -> list[MeasuredRun]:
-    from traces.measured.aiperf import AiPerf
+    from tokentwin.traces.measured.aiperf import AiPerf
 
     if path.name != AIPERF_EXPORT:
         remedy = f"is what AIPerf exports; call it {AIPERF_EXPORT} again, beside its profile_export_aiperf.json"

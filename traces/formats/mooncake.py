@@ -2,7 +2,7 @@
 
 https://github.com/kvcache-ai/Mooncake. Equal ids mean equal blocks after equal prefixes. The last block may be partial.
 Timestamps of the published traces are quantised to ticks of about 3 s. The reader does not change them;
-`traces.reshape.spread_ticks` spreads them.
+`tokentwin.traces.reshape.spread_ticks` spreads them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
-from traces.distributions import LONGEST
-from traces.formats.request_table import ROW_GROUP, RequestTable
-from traces.formats.rows import Row, json_rows, named_workload
-from traces.formats.text_columns import NotPlain, text_blocks, times_ns, whole_numbers
+from tokentwin.serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
+from tokentwin.traces.distributions import LONGEST
+from tokentwin.traces.formats.request_table import ROW_GROUP, RequestTable
+from tokentwin.traces.formats.rows import Row, json_rows, named_workload
+from tokentwin.traces.formats.text_columns import NotPlain, text_blocks, times_ns, whole_numbers
 
 BLOCK_TOKENS = 512
 

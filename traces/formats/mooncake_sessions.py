@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from serving.workload import Workload
-from traces.formats.rows import Row, json_rows
-from traces.formats.sessions import Assumed, Session, Turn, workload_of_sessions
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.formats.rows import Row, json_rows
+from tokentwin.traces.formats.sessions import Assumed, Session, Turn, workload_of_sessions
 
 _MS_NS = 1_000_000
 _USED = ("session_id", "timestamp", "delay", "delay_ms", "tool_wait_ms", "input_length", "output_length", "hash_ids")

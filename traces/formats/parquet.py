@@ -1,8 +1,8 @@
 """The trace format of this project: a Parquet file with one row per request, which stores every field exactly.
 
-Files are read and written in row groups of `traces.formats.request_table`. Fields of the whole workload (name,
-concurrency, and whether prefixes are shared) are in the schema's metadata, because a file without requests has no rows
-that could hold them.
+Files are read and written in row groups of `tokentwin.traces.formats.request_table`. Fields of the whole workload
+(name, concurrency, and whether prefixes are shared) are in the schema's metadata, because a file without requests has
+no rows that could hold them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from serving.errors import UserError, reason
-from serving.workload import Workload, WorkloadRequest
-from traces.distributions import LATEST_NS, LONGEST, TOO_LATE
-from traces.formats.items import items_of, wrong_item
-from traces.formats.request_table import LATER, ROW_GROUP, SCHEMA, SOMETIMES, WHOLE, RequestTable, batch_of
+from tokentwin.serving.errors import UserError, reason
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.traces.distributions import LATEST_NS, LONGEST, TOO_LATE
+from tokentwin.traces.formats.items import items_of, wrong_item
+from tokentwin.traces.formats.request_table import LATER, ROW_GROUP, SCHEMA, SOMETIMES, WHOLE, RequestTable, batch_of
 
 MAGIC = b"PAR1"
 _PRIORITIES = 2**31  # limit of a priority's absolute value, because recordings store 32 bits
@@ -37,7 +37,7 @@ def arrow_reason(error: Exception) -> str:
 
 
 class ParquetReader:
-    """A reader of this project's trace format. See `traces.formats.trace_file.TraceReader`."""
+    """A reader of this project's trace format. See `tokentwin.traces.formats.trace_file.TraceReader`."""
 
     name = "parquet"
 

@@ -15,8 +15,8 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from serving.workload import PRIVATE, Segment, WorkloadRequest, shares_prefixes
-from traces.formats.items import items_of
+from tokentwin.serving.workload import PRIVATE, Segment, WorkloadRequest, shares_prefixes
+from tokentwin.traces.formats.items import items_of
 
 ROW_GROUP = 8192
 _SEGMENT = pa.struct([pa.field("segment", pa.string(), nullable=False), pa.field("tokens", pa.int64(), nullable=False)])

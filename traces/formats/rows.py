@@ -23,12 +23,12 @@ from typing import IO, Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serving.data_file import parse_json
-from serving.errors import UserError, reason
-from serving.workload import Workload, WorkloadRequest, shares_prefixes
-from traces.distributions import LATEST_NS, LONGEST, TOO_LATE
-from traces.formats.columns import Columns
-from traces.formats.request_table import RequestTable
+from tokentwin.serving.data_file import parse_json
+from tokentwin.serving.errors import UserError, reason
+from tokentwin.serving.workload import Workload, WorkloadRequest, shares_prefixes
+from tokentwin.traces.distributions import LATEST_NS, LONGEST, TOO_LATE
+from tokentwin.traces.formats.columns import Columns
+from tokentwin.traces.formats.request_table import RequestTable
 
 _LOG = logging.getLogger("tokentwin")
 _LOGGED = 10_000  # number of lines between log messages, about a second of reading
@@ -44,7 +44,6 @@ LONGEST_LINE_BYTES = 64 << 20  # a prompt of 2,147,483,647 tokens has 4,194,304 
 _INSTANT = re.compile(
     r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d)?)(?:(?<=:\d\d:\d\d)\.(\d{1,9}))? ?(Z|[+-]\d\d(?::?\d\d)?)?", re.ASCII
 )
-_DECIMAL_COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SAY_COLUMNS = "`tokentwin trace convert --columns`"
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character; a JSON escape can produce one
@@ -53,8 +52,11 @@ _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character; a JSON escape ca
 class Row:
     """A line of a trace. The values in `fields` are strings for CSV, and JSON values for JSON lines."""
 
-    def __init__(self, path: Path, line: int, fields: Mapping[str, Any], typed: bool = False) -> None:
+    def __init__(
+        self, path: Path, line: int, fields: Mapping[str, Any], typed: bool = False, comma: bool = False
+    ) -> None:
         self._typed = typed  # True: a string does not count as a number
+        self._comma = comma  # True: times have a decimal comma
         self.path = path
         self.line = line
         self.fields = fields
@@ -90,7 +92,7 @@ class Row:
     def time_ns(self, field: str, unit_ns: int) -> int:
         """Return a time in nanoseconds (0 to 146 years), from a field in units of `unit_ns`."""
         value = self.fields.get(field, "")
-        number = round(self._number(field, value) * unit_ns)
+        number = round(self._number(field, value.replace(",", ".") if self._comma else value) * unit_ns)
         if number > LATEST_NS:
             raise self.error(field, value, TOO_LATE)
         return self._in_range(field, value, number, 0, _LARGEST)
@@ -195,11 +197,9 @@ def csv_rows(path: Path, *known: str, columns: Columns | None = None) -> Iterato
             if len(cells) != len(header):
                 remedy = f"has {len(cells)} cells, but the header has {len(header)}"
                 raise UserError(f"{path}:{reader.line_num}", between.join(cells), remedy)
-            if between == ";":
-                cells = [cell.replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell) else cell for cell in cells]
             fields = dict(zip(header, map(str.strip, cells), strict=True))
             fields.pop(None, None)
-            yield Row(path, reader.line_num, cast(dict[str, Any], fields))
+            yield Row(path, reader.line_num, cast(dict[str, Any], fields), comma=between == ";")
     except csv.Error as error:
         raise UserError(f"{path}:{reader.line_num}", None, f"is not CSV: {error}") from None
 

@@ -9,11 +9,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.errors import UserError
-from serving.workload import Workload
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload
 
 if TYPE_CHECKING:
-    from traces.formats.sessions import Assumed
+    from tokentwin.traces.formats.sessions import Assumed
 
 
 class SessionTraceReader:
@@ -43,7 +43,7 @@ class SessionTraceReader:
 
     def read(self, path: Path, assumed: Assumed | None = None) -> Workload:
         """Return the workload; `assumed` is what the file does not state. Raises UserError for an invalid file."""
-        from traces.formats.sessions import NOTHING
+        from tokentwin.traces.formats.sessions import NOTHING
 
         if assumed is not None and assumed.tokenizer is not None and not self._texts:
             raise UserError("tokenizer", None, f"is not needed, because {path.name} states tokens; leave it out")
@@ -52,17 +52,26 @@ class SessionTraceReader:
 
 
 SESSION_TRACES = (
-    SessionTraceReader("OpenTelemetry GenAI spans", "{", (('"resourceSpans"',),), "traces.formats.genai_spans"),
     SessionTraceReader(
-        "Dynamo", "{", (('"dynamo.request.trace.',), ('"dynamo.agent.trace.',)), "traces.formats.dynamo"
+        "OpenTelemetry GenAI spans", "{", (('"resourceSpans"',),), "tokentwin.traces.formats.genai_spans"
     ),
     SessionTraceReader(
-        "Mooncake with sessions", "{", (('"session_id"', '"input_length"'),), "traces.formats.mooncake_sessions"
+        "Dynamo", "{", (('"dynamo.request.trace.',), ('"dynamo.agent.trace.',)), "tokentwin.traces.formats.dynamo"
     ),
     SessionTraceReader(
-        "AIPerf inputs", "{", (('"turns"',), ('"payloads"', '"data"')), "traces.formats.aiperf_inputs", texts=True
+        "Mooncake with sessions",
+        "{",
+        (('"session_id"', '"input_length"'),),
+        "tokentwin.traces.formats.mooncake_sessions",
     ),
     SessionTraceReader(
-        "ShareGPT", "[{", (('"conversations"',), ('"messages"',)), "traces.formats.sharegpt", texts=True
+        "AIPerf inputs",
+        "{",
+        (('"turns"',), ('"payloads"', '"data"')),
+        "tokentwin.traces.formats.aiperf_inputs",
+        texts=True,
+    ),
+    SessionTraceReader(
+        "ShareGPT", "[{", (('"conversations"',), ('"messages"',)), "tokentwin.traces.formats.sharegpt", texts=True
     ),
 )

@@ -19,12 +19,22 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from pydantic import BeforeValidator, Field
 
-from serving.errors import UserError
-from serving.settings import Settings
-from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
-from traces.distributions import LATEST_NS, LONGEST, Constant, Drawn, Exponential, Gamma, Poisson, Ramp, plain_number
-from traces.formats.rows import named_workload
-from traces.shared_prefixes import SharedPrefixes
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.settings import Settings
+from tokentwin.serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
+from tokentwin.traces.distributions import (
+    LATEST_NS,
+    LONGEST,
+    Constant,
+    Drawn,
+    Exponential,
+    Gamma,
+    Poisson,
+    Ramp,
+    plain_number,
+)
+from tokentwin.traces.formats.rows import named_workload
+from tokentwin.traces.shared_prefixes import SharedPrefixes
 
 _LOG = logging.getLogger("tokentwin")
 _CHUNK = 4096

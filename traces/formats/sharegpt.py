@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from serving.workload import Workload
-from traces.formats.conversation_text import BLOCK_TOKENS, ConversationText, Encode, content_text, encoder
-from traces.formats.rows import Row, json_objects
-from traces.formats.sessions import Assumed, Session, Turn, workload_of_sessions
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.formats.conversation_text import BLOCK_TOKENS, ConversationText, Encode, content_text, encoder
+from tokentwin.traces.formats.rows import Row, json_objects
+from tokentwin.traces.formats.sessions import Assumed, Session, Turn, workload_of_sessions
 
 _LISTS, _SPEAKERS, _TEXTS = ("conversations", "messages"), ("from", "role"), ("value", "content")
 _TIMES = ("timestamp", "create_time")

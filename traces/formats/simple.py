@@ -6,11 +6,11 @@ line, from 0), `tenant`, `priority`, `slo_class`, `adapter` (a LoRA adapter) and
 that ended earlier with a stop token). JSON lines may have `prompt` instead of `prompt_tokens`. It is a list of
 segments, such as `[["sys0", 400], ["", 35]]`. An empty name stands for private tokens, and `["out:12", 80]` stands for
 the first 80 output tokens of request 12. They may also have `items`, the images, videos and audio in the prompt, such
-as `[{"offset": 12, "tokens": 576}]`; `content`, `kind` and `frames` are optional (`serving.workload.Item`).
+as `[{"offset": 12, "tokens": 576}]`; `content`, `kind` and `frames` are optional (`tokentwin.serving.workload.Item`).
 
 A `timestamp` is an ISO 8601 date and time, or a number of seconds such as a Unix time; `timestamp_ms`, `timestamp_us`
 and `timestamp_ns` are numbers of smaller units. The first arrival is then time 0. Columns may have the usual names of
-`traces.formats.columns`, or names that the caller states.
+`tokentwin.traces.formats.columns`, or names that the caller states.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serving.errors import UserError
-from serving.workload import PRIVATE, Item, Segment, Workload, WorkloadRequest
-from traces.distributions import LONGEST
-from traces.formats.columns import Columns
-from traces.formats.items import items_of, wrong_item
-from traces.formats.request_table import RequestTable, table_of
-from traces.formats.rows import Row, csv_rows, json_rows, named_workload, since_first
-from traces.formats.text_columns import (
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import PRIVATE, Item, Segment, Workload, WorkloadRequest
+from tokentwin.traces.distributions import LONGEST
+from tokentwin.traces.formats.columns import Columns
+from tokentwin.traces.formats.items import items_of, wrong_item
+from tokentwin.traces.formats.request_table import RequestTable, table_of
+from tokentwin.traces.formats.rows import Row, csv_rows, json_rows, named_workload, since_first
+from tokentwin.traces.formats.text_columns import (
     NotPlain,
     are_dates,
     csv_batches,

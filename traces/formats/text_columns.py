@@ -1,8 +1,8 @@
 """Columns of text traces, which Arrow's own readers make a hundred times as fast as Python makes rows.
 
-They read only *plain* text, which they understand exactly as `traces.formats.rows` does: CSV without quotes, numbers
-without underscores. For any other text, and for an error, they raise `NotPlain`; the rows then decide and name the
-line.
+They read only *plain* text, which they understand exactly as `tokentwin.traces.formats.rows` does: CSV without quotes,
+numbers without underscores. For any other text, and for an error, they raise `NotPlain`; the rows then decide and name
+the line.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from traces.distributions import LATEST_NS
-from traces.formats.columns import Columns
-from traces.formats.rows import LONGEST_LINE_BYTES, open_text
+from tokentwin.traces.distributions import LATEST_NS
+from tokentwin.traces.formats.columns import Columns
+from tokentwin.traces.formats.rows import LONGEST_LINE_BYTES, delimiter, open_text
 
 _LOG = logging.getLogger("tokentwin")
 _BLOCK_BYTES = 4 << 20
@@ -78,9 +78,12 @@ def csv_batches(path: Path, *known: str, columns: Columns | None = None) -> Iter
 
 def _header(path: Path, line: bytes, known: tuple[str, ...], columns: Columns | None) -> list[str | None]:
     try:
-        names: list[str | None] = [name.strip() for name in line.decode().split(",")]
+        text = line.decode()
     except UnicodeDecodeError:
         raise NotPlain from None
+    if delimiter(text) != ",":
+        raise NotPlain
+    names: list[str | None] = [name.strip() for name in text.split(",")]
     if columns is not None:
         names = list(columns.fields(path, 1, tuple(map(str, names))))
     fields = [name for name in names if name is not None]

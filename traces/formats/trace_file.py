@@ -12,19 +12,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from serving.errors import UserError
-from serving.whole_file import write_whole
-from serving.workload import Workload
-from traces.formats.azure import AzureReader
-from traces.formats.measured_trace import AIPERF, AIPERF_EXPORT, BENCH_SERVE, GUIDELLM, MeasuredTraceReader
-from traces.formats.mooncake import MooncakeReader, write_mooncake
-from traces.formats.parquet import ParquetReader, write_parquet
-from traces.formats.rows import read_head
-from traces.formats.session_trace import SESSION_TRACES, SessionTraceReader
-from traces.formats.simple import SimpleCsvReader, SimpleJsonReader, read_with_columns
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.whole_file import write_whole
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.formats.azure import AzureReader
+from tokentwin.traces.formats.measured_trace import AIPERF, AIPERF_EXPORT, BENCH_SERVE, GUIDELLM, MeasuredTraceReader
+from tokentwin.traces.formats.mooncake import MooncakeReader, write_mooncake
+from tokentwin.traces.formats.parquet import ParquetReader, write_parquet
+from tokentwin.traces.formats.rows import read_head
+from tokentwin.traces.formats.session_trace import SESSION_TRACES, SessionTraceReader
+from tokentwin.traces.formats.simple import SimpleCsvReader, SimpleJsonReader, read_with_columns
 
 if TYPE_CHECKING:
-    from traces.formats.sessions import Assumed
+    from tokentwin.traces.formats.sessions import Assumed
 
 WRITERS: dict[str, Callable[[Workload, Path], None]] = {"parquet": write_parquet, "mooncake": write_mooncake}
 _SUFFIXES = {".parquet": "parquet", ".jsonl": "mooncake"}

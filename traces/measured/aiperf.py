@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from serving.errors import UserError
-from serving.settings import Settings
-from traces.formats.rows import Row, json_rows
-from traces.formats.sessions import Call, Turn, recorded_sessions, workload_of_sessions
-from traces.measured.json_file import MANY, JsonFile
-from traces.measured.run import MeasuredRun, Observed, run_of_requests
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.settings import Settings
+from tokentwin.traces.formats.rows import Row, json_rows
+from tokentwin.traces.formats.sessions import Call, Turn, recorded_sessions, workload_of_sessions
+from tokentwin.traces.measured.json_file import MANY, JsonFile
+from tokentwin.traces.measured.run import MeasuredRun, Observed, run_of_requests
 
 _MS_NS = 10**6
 

@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from serving.settings import Settings
-from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest, prompt_of
-from traces.measured.json_file import MANY, JsonFile
-from traces.measured.run import MeasuredRun, Observed, figures_of_requests
+from tokentwin.serving.settings import Settings
+from tokentwin.serving.workload import PRIVATE, Segment, Workload, WorkloadRequest, prompt_of
+from tokentwin.traces.measured.json_file import MANY, JsonFile
+from tokentwin.traces.measured.run import MeasuredRun, Observed, figures_of_requests
 
 _LATENCIES = {"ttft_ms": "ttft_ms", "tpot_ms": "tpot_ms", "e2el_ms": "e2e_ms"}
 _STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}

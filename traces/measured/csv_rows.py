@@ -9,12 +9,12 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field
 
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.errors import UserError
-from serving.settings import Settings
-from serving.workload import PRIVATE, Workload, WorkloadRequest
-from traces.formats.rows import Row, csv_rows
-from traces.measured.run import MeasuredRun
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.settings import Settings
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.traces.formats.rows import Row, csv_rows
+from tokentwin.traces.measured.run import MeasuredRun
 
 _LOAD = ("prompt_tokens", "output_tokens", "concurrency", "request_rate", "requests")
 _FIGURES = {"ttft_ms": "ttft_ms.mean", "tpot_ms": "tpot_ms.mean", "e2e_ms": "e2e_ms.mean"}

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from serving.deployments.config import parse
-from serving.errors import UserError
-from serving.user_code.plugins import find
-from traces.measured.run import MeasuredFormat
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.user_code.plugins import find
+from tokentwin.traces.measured.run import MeasuredFormat
 
 FORMATS = {
-    "aiperf": "traces.measured.aiperf:AiPerf",
-    "bench-serve": "traces.measured.bench_serve:BenchServe",
-    "csv": "traces.measured.csv_rows:CsvRows",
-    "guidellm": "traces.measured.guidellm:GuideLlm",
-    "guidellm-spans": "traces.measured.guidellm_spans:GuideLlmSpans",
-    "inference-perf": "traces.measured.inference_perf:InferencePerf",
-    "prometheus": "traces.measured.prometheus:Prometheus",
-    "recording": "traces.measured.recorded_client:RecordedClient",
+    "aiperf": "tokentwin.traces.measured.aiperf:AiPerf",
+    "bench-serve": "tokentwin.traces.measured.bench_serve:BenchServe",
+    "csv": "tokentwin.traces.measured.csv_rows:CsvRows",
+    "guidellm": "tokentwin.traces.measured.guidellm:GuideLlm",
+    "guidellm-spans": "tokentwin.traces.measured.guidellm_spans:GuideLlmSpans",
+    "inference-perf": "tokentwin.traces.measured.inference_perf:InferencePerf",
+    "prometheus": "tokentwin.traces.measured.prometheus:Prometheus",
+    "recording": "tokentwin.traces.measured.recorded_client:RecordedClient",
 }
 
 

@@ -11,10 +11,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from serving.errors import UserError
-from serving.settings import Settings
-from traces.measured.json_file import MANY, JsonFile
-from traces.measured.run import MeasuredRun, Observed, run_of_requests
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.settings import Settings
+from tokentwin.traces.measured.json_file import MANY, JsonFile
+from tokentwin.traces.measured.run import MeasuredRun, Observed, run_of_requests
 
 
 class GuideLlm(Settings):

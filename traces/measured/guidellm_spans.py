@@ -14,10 +14,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from serving.errors import UserError
-from serving.settings import Settings
-from traces.formats.rows import Row, csv_rows
-from traces.measured.run import MeasuredRun, Observed, run_of_requests
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.settings import Settings
+from tokentwin.traces.formats.rows import Row, csv_rows
+from tokentwin.traces.measured.run import MeasuredRun, Observed, run_of_requests
 
 SECOND_NS = 10**9
 

@@ -14,11 +14,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from serving.errors import UserError
-from serving.settings import Settings
-from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest, prompt_of
-from traces.measured.json_file import MANY, JsonFile
-from traces.measured.run import MeasuredRun, saturated
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.settings import Settings
+from tokentwin.serving.workload import PRIVATE, Segment, Workload, WorkloadRequest, prompt_of
+from tokentwin.traces.measured.json_file import MANY, JsonFile
+from tokentwin.traces.measured.run import MeasuredRun, saturated
 
 _STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
 

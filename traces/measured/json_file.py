@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from serving.data_file import parse_json
-from serving.errors import UserError
-from traces.formats.rows import read_head
+from tokentwin.serving.data_file import parse_json
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.formats.rows import read_head
 
 MOST = 9e9  # default limit of numbers; this number of seconds fits into 64 bits of nanoseconds
 MANY = 10**8  # maximum number of tokens of a request, and of requests of a run

@@ -20,11 +20,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from serving.errors import UserError
-from serving.settings import Settings
-from serving.workload import PRIVATE, Workload, WorkloadRequest, prompt_of
-from traces.formats.rows import read_head
-from traces.measured.run import MeasuredRun
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.settings import Settings
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest, prompt_of
+from tokentwin.traces.formats.rows import read_head
+from tokentwin.traces.measured.run import MeasuredRun
 
 _LATENCIES = {
     "ttft_ms.mean": ("vllm:time_to_first_token_seconds",),

@@ -11,12 +11,12 @@ from typing import Any, Literal
 import pyarrow as pa
 from pydantic import Field
 
-from serving.errors import UserError
-from serving.settings import Settings
-from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
-from traces.measured.run import MeasuredRun, figures
-from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.settings import Settings
+from tokentwin.serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
+from tokentwin.traces.measured.run import MeasuredRun, figures
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.recording import Recording
 
 
 class RecordedClient(Settings):

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from serving.workload import PRIVATE, Workload, WorkloadRequest, prompt_of
-from traces.metrics.run_metrics import RunMetrics
-from traces.schema import arrow_schema
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest, prompt_of
+from tokentwin.traces.metrics.run_metrics import RunMetrics
+from tokentwin.traces.schema import arrow_schema
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 STATISTICS = ("mean", "p50", "p90", "p99")

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serving.errors import UserError
-from traces.recording import Recording, notes_of
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.recording import Recording, notes_of
 
 
 def as_clients_saw(requests: pa.Table) -> pa.Table:

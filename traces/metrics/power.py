@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from serving.deployments.gpu_spec import GpuSpec
-from serving.errors import UserError
+from tokentwin.serving.deployments.gpu_spec import GpuSpec
+from tokentwin.serving.errors import UserError
 
 
 class Coefficients(NamedTuple):

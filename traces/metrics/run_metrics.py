@@ -2,7 +2,7 @@
 
 Metrics are computed from Arrow columns with numpy. No Python loop runs over requests, tokens or steps, so a million
 requests take about a second. Columns of a recording are read when they are needed, and few of them are kept in memory.
-Names and definitions of metrics are in the registry (`serving.metrics`).
+Names and definitions of metrics are in the registry (`tokentwin.serving.metrics`).
 
 Percentiles are exact order statistics by nearest rank and are never interpolated. Latencies are those of finished
 requests; all other requests still count in the denominator of SLO attainment.
@@ -23,15 +23,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from serving.deployments.config import SchedulerConfig, parse
-from serving.deployments.gpu_spec import GpuSpec
-from serving.errors import UserError
-from serving.metrics import METRICS, check_slo, metric
-from traces.metrics.saturation import Saturation, TimesInSystem, saturation_of
-from traces.metrics.step_metrics import STEP_METRICS, StepMetrics, StepWork
-from traces.recording import Recording, notes_of
-from traces.schema import DATASETS
-from traces.tables import Datasets, Distribution, Floats, MemoryTables, gaps_ms, known, numbers, over, ratio
+from tokentwin.serving.deployments.config import SchedulerConfig, parse
+from tokentwin.serving.deployments.gpu_spec import GpuSpec
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.metrics import METRICS, check_slo, metric
+from tokentwin.traces.metrics.saturation import Saturation, TimesInSystem, saturation_of
+from tokentwin.traces.metrics.step_metrics import STEP_METRICS, StepMetrics, StepWork
+from tokentwin.traces.recording import Recording, notes_of
+from tokentwin.traces.schema import DATASETS
+from tokentwin.traces.tables import Datasets, Distribution, Floats, MemoryTables, gaps_ms, known, numbers, over, ratio
 
 REQUEST_METRICS = tuple(m.name for m in METRICS.values() if m.scope == "request")
 SERVED_METRICS = ("tokenise_ms", "detokenise_ms", "stream_ms", "client_ms")  # metrics of an API server and its clients

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.tables import Floats
+from tokentwin.traces.tables import Floats
 
 _BINS = 16
 FEWEST = 20  # minimum number of requests for a verdict

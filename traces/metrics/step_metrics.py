@@ -25,17 +25,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from serving.deployments.attention import SPARSE, CompressedAttention
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import GpuSpec, gpus
-from serving.deployments.kv_layout import kv_dtype
-from serving.deployments.model_catalogue import find_model
-from serving.deployments.model_spec import ModelSpec
-from serving.deployments.weight_types import DTYPE_BYTES, stored, weights_dtype
-from serving.errors import UserError
-from traces.metrics.power import GpuPower
-from traces.recording import notes_of
-from traces.tables import (
+from tokentwin.serving.deployments.attention import SPARSE, CompressedAttention
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import GpuSpec, gpus
+from tokentwin.serving.deployments.kv_layout import kv_dtype
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.deployments.model_spec import ModelSpec
+from tokentwin.serving.deployments.weight_types import DTYPE_BYTES, stored, weights_dtype
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.metrics.power import GpuPower
+from tokentwin.traces.recording import notes_of
+from tokentwin.traces.tables import (
     Datasets,
     Distribution,
     Floats,

@@ -13,17 +13,17 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from calibration.steps.evidence import Origin
-from serving.data_file import read_yaml
-from serving.deployments.config import Deployment, merged, parse
-from serving.deployments.engines import EngineName
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
-from serving.settings import Settings
-from traces.measured.formats import measured_format
-from traces.measured.run import LATENCIES, RATES, STATISTICS, MeasuredFormat, MeasuredRun
-from traces.recording import Recording
+from tokentwin.calibration.steps.evidence import Origin
+from tokentwin.serving.data_file import read_yaml
+from tokentwin.serving.deployments.config import Deployment, merged, parse
+from tokentwin.serving.deployments.engines import EngineName
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.settings import Settings
+from tokentwin.traces.measured.formats import measured_format
+from tokentwin.traces.measured.run import LATENCIES, RATES, STATISTICS, MeasuredFormat, MeasuredRun
+from tokentwin.traces.recording import Recording
 
 _MEANS_AND_RATES = (*(f"{name}.mean" for name in LATENCIES), *RATES)
 _SHOWN = (*(f"{name}.{statistic}" for name in LATENCIES for statistic in STATISTICS), *RATES)

@@ -10,11 +10,11 @@ from dataclasses import replace
 from math import log, sqrt
 from typing import Any
 
-from calibration.steps.external_calibration import ExternalCalibration, blind
-from calibration.steps.interval import REACH, factors_of
-from calibration.validation.external.scoring import CaseResult
-from serving.deployments.gpu_spec import find_gpu
-from serving.errors import UserError
+from tokentwin.calibration.steps.external_calibration import ExternalCalibration, blind
+from tokentwin.calibration.steps.interval import REACH, factors_of
+from tokentwin.calibration.validation.external.scoring import CaseResult
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.errors import UserError
 
 _FIGURES = ("tpot_ms.mean", "e2e_ms.mean")
 _LEAST = 0.02  # minimum standard error of a calibration from a single run

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.steps.evidence import Belief, Evidence, own_origin
-from calibration.steps.interval import Factors, factors_of
-from calibration.validation.external.case import Case
-from calibration.validation.external.predicted_run import FIGURES, PredictedRun, predicted_run, taught
-from serving.deployments.config import Deployment
-from serving.workload import PRIVATE, Workload, WorkloadRequest
-from traces.measured.run import MeasuredRun
+from tokentwin.calibration.steps.evidence import Belief, Evidence, own_origin
+from tokentwin.calibration.steps.interval import Factors, factors_of
+from tokentwin.calibration.validation.external.case import Case
+from tokentwin.calibration.validation.external.predicted_run import FIGURES, PredictedRun, predicted_run, taught
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.traces.measured.run import MeasuredRun
 
 _WAVES = 5  # requests per client of a simulated closed loop
 _LADDER = (1, 4, 16, 64, 256)

@@ -14,18 +14,18 @@ from math import sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calibration.steps.evidence import Evidence, Origin, Taught, bundled_evidence, own_origin
-from calibration.steps.external_calibration import correction_of
-from calibration.steps.interval import factors_of
-from calibration.steps.measured_runs import MeasuredRuns, OwnFigure
-from calibration.validation.external.case import Case, load_case
-from calibration.validation.external.predicted_run import PredictedRun, predicted_run, taught
-from serving.data_file import read_json_file
-from serving.deployments.config import Deployment
-from serving.deployments.engines import EngineName
-from serving.deployments.gpu_spec import find_gpu
-from serving.errors import UserError
-from traces.recording import Recording
+from tokentwin.calibration.steps.evidence import Evidence, Origin, Taught, bundled_evidence, own_origin
+from tokentwin.calibration.steps.external_calibration import correction_of
+from tokentwin.calibration.steps.interval import factors_of
+from tokentwin.calibration.steps.measured_runs import MeasuredRuns, OwnFigure
+from tokentwin.calibration.validation.external.case import Case, load_case
+from tokentwin.calibration.validation.external.predicted_run import PredictedRun, predicted_run, taught
+from tokentwin.serving.data_file import read_json_file
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.engines import EngineName
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.recording import Recording
 
 _ROUNDS = 4
 _MOST_LEFT_OUT = 12  # maximum number of groups in which runs are left out in turn

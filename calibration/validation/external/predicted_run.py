@@ -18,29 +18,36 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.operations import Estimate, KernelTimes, Operation, StepSizes, floor_ns
-from calibration.steps.correction import Correction, TypeFactors, step_parts
-from calibration.steps.draft_cost import draft_passes
-from calibration.steps.evidence import NOISE, NUMBERS, PARTS, PLACE, PRIORS, Belief, Origin, Taught
-from calibration.steps.external_calibration import kernels, step_shares
-from calibration.steps.iteration_fit import StepLog, read_iteration_log
-from calibration.steps.launches import outside_graphs
-from calibration.steps.operation_cost import OperationCost
-from calibration.steps.step_trust import run_level, step_trust
-from calibration.trust import TrustLevel
-from calibration.validation.external.case import Case, origin_of
-from calibration.validation.external.schedule import SIZES, Schedule, as_run, is_plain_loop, kinds_of, schedule
-from calibration.validation.external.scoring import simulated_figures
-from serving.deployments.config import Deployment, parse
-from serving.deployments.engines import captured_tokens
-from serving.deployments.gpu_spec import GpuSpec, find_gpu
-from serving.deployments.kv_capacity import kv_capacity
-from serving.deployments.kv_layout import with_known_states
-from serving.deployments.model_catalogue import find_model
-from serving.deployments.model_spec import ModelSpec, draft_module, module_deployment
-from serving.errors import UserError
-from serving.workload import Workload, common_prefix
-from traces.measured.run import MeasuredRun
+from tokentwin.calibration.operations import Estimate, KernelTimes, Operation, StepSizes, floor_ns
+from tokentwin.calibration.steps.correction import Correction, TypeFactors, step_parts
+from tokentwin.calibration.steps.draft_cost import draft_passes
+from tokentwin.calibration.steps.evidence import NOISE, NUMBERS, PARTS, PLACE, PRIORS, Belief, Origin, Taught
+from tokentwin.calibration.steps.external_calibration import kernels, step_shares
+from tokentwin.calibration.steps.iteration_fit import StepLog, read_iteration_log
+from tokentwin.calibration.steps.launches import outside_graphs
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.calibration.steps.step_trust import run_level, step_trust
+from tokentwin.calibration.trust import TrustLevel
+from tokentwin.calibration.validation.external.case import Case, origin_of
+from tokentwin.calibration.validation.external.schedule import (
+    SIZES,
+    Schedule,
+    as_run,
+    is_plain_loop,
+    kinds_of,
+    schedule,
+)
+from tokentwin.calibration.validation.external.scoring import simulated_figures
+from tokentwin.serving.deployments.config import Deployment, parse
+from tokentwin.serving.deployments.engines import captured_tokens
+from tokentwin.serving.deployments.gpu_spec import GpuSpec, find_gpu
+from tokentwin.serving.deployments.kv_capacity import kv_capacity
+from tokentwin.serving.deployments.kv_layout import with_known_states
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.deployments.model_spec import ModelSpec, draft_module, module_deployment
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload, common_prefix
+from tokentwin.traces.measured.run import MeasuredRun
 
 Floats = NDArray[np.float64]
 

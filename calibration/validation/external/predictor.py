@@ -9,16 +9,16 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
-from calibration.steps.external_calibration import blind as blind_calibration
-from calibration.steps.external_calibration import kernels
-from calibration.steps.observed import JudgedCost, observed
-from calibration.steps.operation_cost import OperationCost
-from calibration.validation.external.case import Case, origin_of
-from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.kv_capacity import kv_capacity
-from serving.deployments.model_catalogue import find_model
-from traces.measured.run import MeasuredRun
+from tokentwin.calibration.steps.external_calibration import blind as blind_calibration
+from tokentwin.calibration.steps.external_calibration import kernels
+from tokentwin.calibration.steps.observed import JudgedCost, observed
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.calibration.validation.external.case import Case, origin_of
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.gpu_spec import find_gpu
+from tokentwin.serving.deployments.kv_capacity import kv_capacity
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.traces.measured.run import MeasuredRun
 
 
 class Prediction(NamedTuple):

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from calibration.trust import LEVELS
-from calibration.validation.external.scoring import CaseResult, Row, Verdict
-from calibration.validation.external.served import Served, served
-from serving.answers.figures import shown_band, shown_change, shown_number, shown_percent, shown_share
-from serving.workload import Workload
-from traces.measured.run import MeasuredRun
+from tokentwin.calibration.trust import LEVELS
+from tokentwin.calibration.validation.external.scoring import CaseResult, Row, Verdict
+from tokentwin.calibration.validation.external.served import Served, served
+from tokentwin.serving.answers.figures import shown_band, shown_change, shown_number, shown_percent, shown_share
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.measured.run import MeasuredRun
 
 MANY = 20  # number of runs above which a case is summarised instead of listed
 FEW = 5  # minimum number of runs of a group with a median of its own

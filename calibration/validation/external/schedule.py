@@ -15,23 +15,23 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from calibration.operations import StepSizes
-from serving.cost_model import padded
-from serving.deployments.config import Deployment
-from serving.deployments.kv_layout import most_held
-from serving.errors import UserError
-from serving.speculative import SpeculativeConfig
-from serving.step_plan import StepPlan
-from serving.workload import PRIVATE, Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.run_log import TableSink
+from tokentwin.calibration.operations import StepSizes
+from tokentwin.serving.cost_model import padded
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.kv_layout import most_held
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.speculative import SpeculativeConfig
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
 
 Floats = NDArray[np.float64]
 
 _UNIT_NS = 1_000_000  # time of every step; the arrivals, 1 ns apart, all fall into less than one step
 _NOTED = ("prefill_rows", "prefill_tokens", "prefill_context", "prefill_pairs", "decode_rows", "decode_context")
 SIZES = (*_NOTED, "sampled_rows")
-_GRAPH_TOKENS = 512  # the limit of `calibration.steps.operation_cost`
+_GRAPH_TOKENS = 512  # the limit of `tokentwin.calibration.steps.operation_cost`
 _PADDED = np.array([padded(tokens) for tokens in range(_GRAPH_TOKENS + 1)], dtype=np.float64)  # as for CUDA graphs
 _FINE = 4.0  # number of bins of a size within a factor of two
 

@@ -25,17 +25,17 @@ from math import ceil
 from pathlib import Path
 from statistics import median
 
-from calibration.trust import Trust, least_certain
-from calibration.validation.bands import run_metrics
-from calibration.validation.external.case import Anchor, Case, Target
-from calibration.validation.external.predictor import Prediction, Predictor
-from serving.cost_model import CostModel
-from serving.deployments.config import Deployment
-from serving.deployments.kv_layout import with_known_states
-from serving.errors import UserError
-from serving.step_plan import StepPlan
-from sim.router import find_router
-from traces.measured.run import RATES, MeasuredRun, figures
+from tokentwin.calibration.trust import Trust, least_certain
+from tokentwin.calibration.validation.bands import run_metrics
+from tokentwin.calibration.validation.external.case import Anchor, Case, Target
+from tokentwin.calibration.validation.external.predictor import Prediction, Predictor
+from tokentwin.serving.cost_model import CostModel
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.kv_layout import with_known_states
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.sim.router import find_router
+from tokentwin.traces.measured.run import RATES, MeasuredRun, figures
 
 
 def matched_workers(run: MeasuredRun, deployment: Deployment, prediction: Prediction) -> tuple[int, int]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from calibration.validation.external.case import Case
-from serving.deployments.config import Deployment
-from serving.deployments.model_catalogue import find_model
-from serving.deployments.weight_types import weights_dtype
-from traces.measured.run import MeasuredRun
+from tokentwin.calibration.validation.external.case import Case
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.deployments.weight_types import weights_dtype
+from tokentwin.traces.measured.run import MeasuredRun
 
 _PRECISION = {"bfloat16": "bf16", "float16": "bf16", "fp8_block": "fp8", "mxfp4": "fp4", "nvfp4": "fp4"}
 

@@ -12,18 +12,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.operations import StepSizes
-from calibration.steps.external_calibration import blind, kernels
-from calibration.steps.features import REGIMES, regimes
-from calibration.steps.iteration_fit import PricedLog, StepErrors, StepLog, middle_third, read_iteration_log
-from calibration.steps.step_trust import interval_of, trust_within
-from calibration.validation.external.case import Case, Target, origin_of
-from calibration.validation.external.scoring import CaseResult, Row, Verdict
-from serving.deployments.config import parse
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
-from serving.workload import Workload
-from traces.measured.run import MeasuredRun
+from tokentwin.calibration.operations import StepSizes
+from tokentwin.calibration.steps.external_calibration import blind, kernels
+from tokentwin.calibration.steps.features import REGIMES, regimes
+from tokentwin.calibration.steps.iteration_fit import PricedLog, StepErrors, StepLog, middle_third, read_iteration_log
+from tokentwin.calibration.steps.step_trust import interval_of, trust_within
+from tokentwin.calibration.validation.external.case import Case, Target, origin_of
+from tokentwin.calibration.validation.external.scoring import CaseResult, Row, Verdict
+from tokentwin.serving.deployments.config import parse
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.measured.run import MeasuredRun
 
 _STATISTICS: dict[str, Callable[[NDArray[np.float64]], float]] = {
     "p50_ms": lambda ns: float(np.percentile(ns, 50)) / 1e6,

@@ -40,11 +40,11 @@ from lab.benchmarks.peers.simulators import (
     Vidur,
     timed,
 )
-from serving.deployments.config import SchedulerConfig
-from serving.workload import Workload
-from traces.formats.parquet import write_parquet
-from traces.formats.trace_file import read_workload
-from traces.reshape import reshaped
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.workload import Workload
+from tokentwin.traces.formats.parquet import write_parquet
+from tokentwin.traces.formats.trace_file import read_workload
+from tokentwin.traces.reshape import reshaped
 
 TWIN = "lab.benchmarks.peers.twin"
 LIMITS = SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=2048, max_model_len=131_072, num_blocks=27_000)

@@ -19,9 +19,9 @@ from typing import Protocol
 
 import numpy as np
 
-from serving.deployments.config import SchedulerConfig
-from serving.workload import PRIVATE, Workload, WorkloadRequest
-from traces.formats.mooncake import write_mooncake
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.traces.formats.mooncake import write_mooncake
 
 DRIVER = Path(__file__).with_name("inference_lab.mjs")
 PACKAGE = "@doublewordai/inference-lab"

@@ -14,10 +14,10 @@ import sys
 import time
 from pathlib import Path
 
-from calibration.steps.external_calibration import predicted_cost
-from serving.deployments.config import Deployment, SchedulerConfig
-from sim.cluster import simulate_to
-from traces.formats.trace_file import read_workload
+from tokentwin.calibration.steps.external_calibration import predicted_cost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.sim.cluster import simulate_to
+from tokentwin.traces.formats.trace_file import read_workload
 
 RECORDS = {"summary": (False, False), "tokens": (False, True), "steps": (True, True)}  # steps, tokens
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from dashboard.bundled import ANSWERS
 from tests.tokentwin.hostile.case import Case
 from tests.tokentwin.hostile.wrong import HUGE, Wrong, wrong_documents
+from tokentwin.dashboard.bundled import ANSWERS
 
 _EVERY = 97  # of the leaves below
 _EXPORT = "export a.json --to html -o a.html"

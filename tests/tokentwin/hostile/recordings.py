@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dashboard.bundled import RUN_SAMPLE
 from tests.tokentwin.hostile.case import Case
+from tokentwin.dashboard.bundled import RUN_SAMPLE
 
 DEEP = '{"a":' * 10_000 + "1" + "}" * 10_000
 NO_OBJECTS = (DEEP, "{", "[]", "3", '{"model": "a", "model": "b"}', "\x1b[2J", "nan", '"{}"', "\ud7ff", "null")

@@ -11,7 +11,7 @@ from tests.tokentwin.hostile.recordings import DEEP
 
 POLICY = f"{SIMULATE} --policy m.py:Mine"
 COMPARE = "compare --trace t.yaml --gpu H100 --model Llama-3.1-8B"
-_DERIVED = "from serving.policies.vllm import VllmScheduler\nclass Mine(VllmScheduler):\n"
+_DERIVED = "from tokentwin.serving.policies.vllm import VllmScheduler\nclass Mine(VllmScheduler):\n"
 
 
 # What is added to a command that is right, and what the line must name.

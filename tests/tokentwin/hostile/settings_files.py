@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from serving.deployments.config import Deployment
 from tests.tokentwin.hostile.case import SIMULATE, Case
 from tests.tokentwin.hostile.wrong import Wrong, wrong_documents
+from tokentwin.serving.deployments.config import Deployment
 
 FIXED = {"kind": "fixed", "tokens": 9}
 SPECIFICATIONS: tuple[dict[str, Any], ...] = (
