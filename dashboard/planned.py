@@ -39,7 +39,7 @@ TO_COMPARE = "planned_to_compare"  # key of `st.session_state`: the plan whose p
 class Planned(NamedTuple):
     """A plan with an answer: the name of its job, its settings, and the answer.
 
-    If it is not `complete`, the fleet is final, and curves, energy and mixed fleets around it are still to come.
+    If it is not `complete`, the fleet is final, and curves around it are still to come.
     """
 
     name: str

@@ -48,8 +48,10 @@ class Capacity(BaseModel, frozen=True):
         """What the rates mean for the run."""
         arriving, served = f"{shown_number(self.arrival_rate)} requests/s arrive", shown_number(self.value)
         if self.is_too_short:
-            unknown = "how many can be served, or whether they pile up; simulate more requests"
-            return f"{arriving}, and the run is too short to tell {unknown}"
+            unknown = "how many can be served"
+            if self.arrival_rate > self.high:
+                return f"{arriving}, more than can be served; the run is too short to tell {unknown}"
+            return f"{arriving}, and the run is too short to tell {unknown}, or whether they pile up"
         rates = f"{arriving}, and at most {served} can be served (90 % band {self.band})"
         if self.is_within_error:
             return f"{rates}: stable or not is within the error, and so is any latency that includes waiting"

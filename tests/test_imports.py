@@ -38,9 +38,6 @@ MAY_IMPORT = {
 }
 # They ask `tokentwin.planning.checkout` for the lab when they are called, and report it if there is no checkout.
 REACHES_THE_LAB = {
-    "dashboard/claims_page/page.py",
-    "dashboard/claims_page/tasks.py",
-    "tokentwin/commands/claims.py",
     "tokentwin/commands/validate_external.py",
 }
 STARTS_THE_DASHBOARD = "tokentwin/commands/dashboard.py"

@@ -24,7 +24,6 @@ from tokentwin.serving.user_code.call_limit import end_threads, print_error, wat
 VERBS = {
     "bench": "Replay a trace on the real engine, or send it to a server, and record it.",
     "calibrate": "Measure the engine and fit the step cost model.",
-    "claims": "Test common claims about LLM inference.",
     "columns": "Explain the columns of a dataset.",
     "compare": "Compare two deployments, policies or runs on the same requests.",
     "conformance": "Compare our scheduler's decisions with recordings of vLLM's.",

@@ -30,8 +30,7 @@ def plan(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
     """Return the answer of a plan.
 
     Messages during the search go to `COARSE` as `said`; the last of them is a first answer. After the search, the
-    `answer` stands there without the curves around it, which are simulated last. A mixed fleet may still replace it, so
-    a plan that asks for mixed fleets has no such answer.
+    `answer` stands there without the curves around it, which are simulated last.
     """
     request = parse(PlanRequest, settings, where="plan")
     check_few_enough(request)

@@ -8,9 +8,9 @@ from tokentwin.serving.answers.markdown import markdown_table
 _PREFACE = """# What everyone says about inference
 
 ```
-tokentwin claims --write lab/results/claims.md
-tokentwin claims --only chunked-prefill
-tokentwin claims --engine
+python -m lab.claims --write lab/results/claims.md
+python -m lab.claims --only chunked-prefill
+python -m lab.claims --engine
 ```
 Articles repeat figures. The first command puts each to the test and writes this page, in 2.5 minutes of
 one CPU. All of it is simulated, with step times from kernel tables and measured engines ([cost

@@ -121,7 +121,7 @@ def verdict_of(cases: tuple[CheckedCase, ...]) -> str:
 
 
 class ClaimsDocument(Document):
-    """The answer of `tokentwin claims`."""
+    """The answer of `python -m lab.claims`."""
 
     what: ClassVar[str] = "checked claims"
     where: ClassVar[str] = "claims"

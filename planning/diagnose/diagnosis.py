@@ -128,7 +128,9 @@ def _counterfactuals(
     count = base.replicas_to_add(scenario)
     if count is not None and count > 1:
         lifted, settings = more_replicas(scenario, count), replicas_setting(scenario, count)
-        yield _tried(replica, f"{count:,} more replicas", replica.usually, base, lifted, settings=settings)
+        fleet = scenario.deployment.fleet
+        name = f"{count:,} more replicas" + (" of each role" if fleet and fleet.prefills_apart else "")
+        yield _tried(replica, name, replica.usually, base, lifted, settings=settings)
 
 
 def _tried(

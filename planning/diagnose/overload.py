@@ -80,7 +80,7 @@ def replicas_to_add(scenario: PricedScenario, guess: int, most: int, mended: Cal
         if isinstance(wide, str):
             return None
         if mended(wide.requests()):
-            mends, trial = trial, max(trial - 1, (fails + trial) // 2)
+            mends, trial = trial, trial - 1 if trial == guess else (fails + trial) // 2
         else:
             fails, trial = trial, min(2 * trial, (trial + mends) // 2)
     return mends if mends <= most else None

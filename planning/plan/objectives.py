@@ -214,7 +214,7 @@ def parse_objectives(texts: Sequence[str]) -> Objectives:
             share = _fraction(text, match["percentile"], most=100) / 100
             statistics.append(Objective(text, ((metric, bound),), share, slo_class=slo_class))
     if not bounds and (shares or not statistics):
-        raise UserError("slo", "; ".join(texts) or None, f"bounds no latency; an objective {_FORM}")
+        raise UserError("slo", "; ".join(texts) or None, f"bounds no latency of a request; an objective {_FORM}")
     if bare and not shares:
         raise UserError("slo", "; ".join(texts), "does not state a share of requests; add 'attainment>=0.99'")
     kept = sorted((metric, bound, slo_class) for (metric, slo_class), bound in bounds.items())

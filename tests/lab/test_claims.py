@@ -6,12 +6,13 @@ import re
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
+from lab.claims.__main__ import claims
 from lab.claims.check import break_even, check
 from lab.claims.claim import BreakEven, Claim, Expected, Experiment, load_claims
 from lab.claims.figures import measured
 from lab.claims.page import page as as_markdown
-from tests.command import tokentwin
 from tokentwin.calibration.trust import LEVELS
 from tokentwin.planning.claims.document import CheckedCase, verdict_of
 from tokentwin.serving.deployments.config import parse
@@ -90,13 +91,18 @@ def test_a_verdict_names_the_cases_in_which_a_claim_holds() -> None:
     assert verdict_of((yes, no, open_)) == "holds when it rains; cannot be told when it may"
 
 
+def asked(*arguments: str) -> Result:
+    """Run `python -m lab.claims`."""
+    return CliRunner().invoke(claims, arguments, catch_exceptions=False)
+
+
 def test_the_page_and_the_json_say_what_the_terminal_says(tmp_path) -> None:
     page = tmp_path / "claims.md"
-    printed = tokentwin("claims", "--only", "kv-of-a-70b", "--write", str(page)).stdout
+    printed = asked("--only", "kv-of-a-70b", "--write", str(page)).stdout
     assert "2.68 GB" in printed and "holds when 32k tokens are kept" in printed
     assert ": 1.34 GB" in page.read_text()
     assert "- [kv-of-a-70b](#kv-of-a-70b): holds in 1 of 3" in page.read_text()
-    answer = json.loads(tokentwin("claims", "--only", "kv-of-a-70b", "--format", "json").stdout)
+    answer = json.loads(asked("--only", "kv-of-a-70b", "--format", "json").stdout)
     assert [round(case["value"], 2) for case in answer["claims"][0]["cases"]] == [2.68, 1.34, 10.74]
 
 
@@ -258,7 +264,7 @@ engine:
     offered.traffic.output: {kind: fixed, tokens: 4}
 """
     )
-    said = json.loads(tokentwin("claims", "--claims", str(tmp_path), "--engine", "--format", "json").stdout)
+    said = json.loads(asked("--claims", str(tmp_path), "--engine", "--format", "json").stdout)
     tried = said["claims"][0]["engine"]
     assert tried["low"] <= tried["value"] <= tried["high"] and tried["noise"] >= 0 and tried["holds"] == "yes"
     assert "torch" in said["machine"] and said["date"].startswith("20")

@@ -17,7 +17,6 @@ def no_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("command", "field"),
     [
-        ("claims --only kv-of-a-70b", "claims"),
         ("validate external --data .", "cases"),
         ("validate external --data . --cases . --leave-out gpu", "leave-out"),
         ("validate external --recording none --gpu H100 --write page.md", "write"),

@@ -28,7 +28,6 @@ REST = {
     "router check": ("nothing.py:Nothing",),
     "simulate": ("nothing.csv", "--gpu", "H100", "-o", "out"),
     "sweep": ("nothing.yaml", "-o", "out"),
-    "claims": ("--only", "nothing"),
     "trace convert": ("nothing.csv", "out.parquet"),
     "trace inspect": ("nothing.csv",),
     "trace synth": ("out.parquet", "--spec", "nothing.yaml"),

@@ -1,16 +1,25 @@
-"""`tokentwin claims`: common claims about inference, put to the test."""
+"""The command: `python -m lab.claims`, common claims about inference put to the test."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
+from lab.claims.check import check
+from lab.claims.claim import load_claims
+from lab.claims.on_engine import machine, on_engine
+from lab.claims.page import page
+from tokentwin.cli import main
 from tokentwin.options import listed
+from tokentwin.planning.progress import telling
 from tokentwin.saved_answer import AnswerOutput, answering
+from tokentwin.serving.front_door import FrontDoor
+from tokentwin.serving.whole_file import check_free, write_whole
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option(
     "--only", multiple=True, help="Test only the claim with this name; can be repeated, or a list with commas."
 )
@@ -36,22 +45,9 @@ def claims(
     """Test common claims about LLM inference.
 
     Each claim is simulated in several cases (models, GPUs or workloads). The answer says whether it holds in all, some
-    or none of them. With --engine some claims are also tested on the real engine, with a small model. This command
-    needs a checkout of the repository, where lab/results/claims.md shows the answer and says how to add a claim.
+    or none of them. With --engine some claims are also tested on the real engine, with a small model.
+    lab/results/claims.md shows the answer and says how to add a claim.
     """
-    from datetime import UTC, datetime
-
-    from tokentwin.planning.checkout import need_lab
-
-    need_lab("claims")
-    from lab.claims.check import check
-    from lab.claims.claim import load_claims
-    from lab.claims.on_engine import machine, on_engine
-    from lab.claims.page import page
-    from tokentwin.planning.progress import telling
-    from tokentwin.serving.front_door import FrontDoor
-    from tokentwin.serving.whole_file import check_free, write_whole
-
     if write is not None:
         check_free(write, overwrite=True)
     wanted = load_claims(directory, tuple(listed("only", only)))
@@ -64,3 +60,7 @@ def claims(
     if write is not None:
         write_whole(write, lambda file: file.write_text(page(answer), encoding="utf-8"), overwrite=True)
     output.finish(answer)
+
+
+if __name__ == "__main__":
+    main(claims)
