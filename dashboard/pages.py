@@ -78,4 +78,4 @@ def first_page(page: StreamlitPage, runs: Path) -> StreamlitPage | None:
 
 def import_page(name: str) -> Any:
     """Return the module of a page, imported when it is first needed: together the modules take seconds."""
-    return import_module(f"dashboard.{name}_page.page")
+    return import_module(f"tokentwin.dashboard.{name}_page.page")

@@ -4,8 +4,10 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +26,18 @@ from tests.fast_lane import (  # noqa: F401
     pytest_sessionfinish,
     pytest_xdist_make_scheduler,
 )
+
+
+class _OneName:
+    """A finder that knows no package of ours but `tokentwin`: the others lie in the working directory of the tests."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if "." not in name and (ROOT / "tokentwin" / name).is_symlink():
+            raise ModuleNotFoundError(f"{name} is tokentwin.{name}", name=name)
+
+
+ROOT = Path(__file__).parents[1]
+sys.meta_path.insert(0, _OneName())  # type: ignore[arg-type]
 
 # A shell starts background processes so that they and their children ignore Ctrl-C; the tests of Ctrl-C need it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -131,6 +131,9 @@ def test_every_module_has_one_name_below_tokentwin() -> None:
         nodes = list(ast.walk(ast.parse(path.read_text())))
         names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
         names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+        texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        names |= {text for text in texts if re.fullmatch(r"\w+(\.\w+)*[.:]?\w*", text) and text.endswith(".")}
+        names |= {text for text in texts if re.fullmatch(r"\w+(\.\w+)+(:\w+)?", text) and is_module(text)}
         assert not {name.partition(".")[0] for name in names} & HOUSE - {"tokentwin"}, path.relative_to(ROOT)
 
 

@@ -33,7 +33,7 @@ def page(module: str, runs: str) -> None:
     from importlib import import_module
     from pathlib import Path
 
-    show = import_module(f"dashboard.{module}_page.page").show
+    show = import_module(f"tokentwin.dashboard.{module}_page.page").show
     show(*([Path(runs)] if "runs" in inspect.signature(show).parameters else []))
 
 

@@ -18,7 +18,7 @@ def opened(page: str, *folders: Path, session: dict[str, Any] | None = None, **l
         from importlib import import_module
         from pathlib import Path
 
-        import_module(f"dashboard.{page}_page.page").show(*map(Path, folders))
+        import_module(f"tokentwin.dashboard.{page}_page.page").show(*map(Path, folders))
 
     app = AppTest.from_function(script, args=(page, *map(str, folders)), default_timeout=300)
     for parameter, value in link.items():

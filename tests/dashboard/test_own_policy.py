@@ -39,7 +39,7 @@ def opened_page(page, folder, allowed, **link):
         from importlib import import_module
         from pathlib import Path
 
-        import_module(f"dashboard.{page}_page.page").show(Path(folder), own_policies=allowed)
+        import_module(f"tokentwin.dashboard.{page}_page.page").show(Path(folder), own_policies=allowed)
 
     app = AppTest.from_function(script, args=(page, str(folder), allowed), default_timeout=300)
     for name, value in link.items():

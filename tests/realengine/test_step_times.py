@@ -116,7 +116,7 @@ def test_a_device_that_waits_for_the_hosts_copies_is_idle(
     monkeypatch.setattr(runner, "_forward", computing)
     monkeypatch.setattr(runner.attention, "prepare", copying)
     for module in ("engine", "step"):
-        monkeypatch.setattr(f"realengine.{module}.perf_counter_ns", lambda: stream.host_ns)
+        monkeypatch.setattr(f"tokentwin.realengine.{module}.perf_counter_ns", lambda: stream.host_ns)
     _, steps = run(engine)
     decodes = [step for step in steps if not step.plan.prefill_rows]
     assert {step.end_ns - step.start_ns for step in decodes} == {forward_ns}
