@@ -19,6 +19,7 @@ from tokentwin.apiserver.log import LOG, log_to_stderr
 from tokentwin.apiserver.settings import ServeSettings
 from tokentwin.serving.deployments.config import Deployment
 from tokentwin.serving.errors import UserError
+from tokentwin.serving.user_code.call_limit import print_error, watch
 from tokentwin.traces.live_recording import Place
 
 _WAKE = "inproc://wake"
@@ -54,6 +55,7 @@ def engine_main(engine: Engine, reports: Connection, orders: Connection) -> None
 
     spare_pandas()
     log_to_stderr()
+    watch(print_error)
     settings, deployment, place = engine.settings, engine.deployment, engine.place
     process: EngineProcess | None = None
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
