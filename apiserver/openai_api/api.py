@@ -38,7 +38,7 @@ from tokentwin.apiserver.openai_api.anthropic_messages import (
     MessagesRequest,
     error_document,
 )
-from tokentwin.apiserver.openai_api.api_keys import check_host, check_key, check_operator, host_name
+from tokentwin.apiserver.openai_api.api_keys import check_host, check_key, check_operator, host_name, is_local
 from tokentwin.apiserver.openai_api.bodies import Bodies
 from tokentwin.apiserver.openai_api.connection import expect
 from tokentwin.apiserver.openai_api.delivery import (
@@ -192,13 +192,14 @@ class Api:
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path not in _OPEN:
             operates = request.path.startswith(_OF_OPERATORS)
-            if self._hosts or operates:
-                allowed = self._hosts or (host_name(request.host) or "",)
-                check_host(request.host, request.headers.get("Origin"), allowed)
             if self._keys:
                 check_key(request.headers.get("Authorization", request.headers.get("X-Api-Key", "")), self._keys)
             elif operates:
                 check_operator(request.path, request.remote, request.headers)
+            if self._hosts or operates:
+                name = host_name(request.host) or ""
+                allowed = self._hosts or ((name,) if self._keys or is_local(name) else ())
+                check_host(request.host, request.headers.get("Origin"), allowed)
         return await handler(request)
 
     @web.middleware

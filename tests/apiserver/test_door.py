@@ -45,6 +45,10 @@ def test_orders_need_a_key_or_this_machine_and_no_page_gives_them(server: Server
         {"X_Forwarded_For": "203.0.113.9"},
     ):
         assert server.ask(method, path, body, **headers).status == 403, headers
+    rebound = f"evil.example:{port}"
+    assert server.ask(method, path, body, Host=rebound, Origin=f"http://{rebound}").status == 400
+    for local in ("localhost", "127.0.0.1", "[::1]"):
+        assert server.ask(method, path, body, Host=local, Origin=f"http://{local}").status == 200
     assert server.ask(method, path, body, Origin=f"http://{server.address[0]}:{port}").status == 200
     assert server.ask(method, path, body).status == 200
     for order, at, status in ((method, path, 403), ("GET", "/v1/models", 200)):
