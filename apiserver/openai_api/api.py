@@ -416,8 +416,8 @@ class Api:
             if self._answers is not None:
                 for one, said in zip(asked, body.prompts, strict=True):
                     self._answer(body, one, said if isinstance(said, str) else texts.decode(one.prompt))
-            constraint = self._restricted(body, asked)
-        await self._constrained(asked, constraint)
+            constraints = self._restricted(body, asked)
+        await self._constrained(asked, *constraints)
         return body, asked, CompletionStyle(_wording(body, texts)), echoes
 
     async def _chat(
@@ -434,8 +434,8 @@ class Api:
             self._answer(body, asked[0], body.messages[-1].for_template()["content"])
             calls = body.calls or self._chosen_calls(body, about, texts, _PARSED_FOR.get(kind, "other"))
             style = ChatStyle(_wording(body, texts), body.role, calls, id_prefix=id_prefix)
-            constraint = self._restricted(body, asked)
-        await self._constrained(asked, constraint)
+            constraints = self._restricted(body, asked)
+        await self._constrained(asked, *constraints)
         return asked_for, body, asked, style
 
     def _chosen_calls(self, body: ChatRequest, about: About, texts: Texts, api: str) -> ChosenCalls | None:
@@ -464,22 +464,30 @@ class Api:
             _, texts = self._served()
             asked.answer = texts.encode(self._answers.to(prompt))
 
-    def _restricted(self, body: CompletionRequest | ChatRequest, asked: Sequence[Add]) -> str:
-        """Set the rules of messages, drop what `body` holds only for them, and return the constraint of the answers."""
+    def _restricted(self, body: CompletionRequest | ChatRequest, asked: Sequence[Add]) -> tuple[str, str]:
+        """Set the rules of messages, and drop what `body` holds only for them.
+
+        Return the constraint of the answers, and a stricter one that a twin prefers: the schema in its prompt.
+        """
         about, texts = self._served()
         rules = _rules(body, about, texts)
         for one in asked:
             one.rules = rules
-        constraint = as_text(body.constraint)
-        if about.twin and constraint == as_text({"json": ANY_OBJECT}):
-            constraint = as_text({"json": body.schema_in_prompt() or ANY_OBJECT})
+        constraint, preferred = as_text(body.constraint), ""
+        if about.twin and constraint == as_text({"json": ANY_OBJECT}) and (schema := body.schema_in_prompt()):
+            with suppress(UserError):
+                preferred = as_text({"json": schema})
         body.drop_input()
-        return constraint
+        return constraint, preferred
 
-    async def _constrained(self, asked: Sequence[Add], constraint: str) -> None:
+    async def _constrained(self, asked: Sequence[Add], constraint: str, preferred: str) -> None:
+        """Set the grammar of messages: that of `preferred`, if it has one, else that of `constraint`."""
+        grammar = ""
         try:
             async with asyncio.timeout(self._deadline_s):
-                grammar = await self._grammars.write(constraint)
+                with suppress(UserError):  # what looks like a schema may be an example
+                    grammar = await self._grammars.write(preferred)
+                grammar = grammar or await self._grammars.write(constraint)
         except TimeoutError:
             raise timed_out() from None
         for one in asked:

@@ -177,6 +177,7 @@ class Generation(Limited):
     detokenize: StrictBool | None = None
     include_reasoning: StrictBool | None = None
     vllm_xargs: dict[str, Any] | None = None  # for plugins; ours, the policies inside vLLM, read a tenant
+    mm_processor_kwargs: dict[str, Any] | None = None  # for images and sounds
     guided_decoding_backend: Label | None = None
     guided_whitespace_pattern: Label | None = None
 
@@ -359,7 +360,6 @@ class _Chat(Limited):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Annotated[list[dict[str, str]], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
     reasoning_effort: Label | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None  # for images and sounds; it has no effect
     chat_template: neutral(None) = None  # type: ignore[valid-type]
     media_io_kwargs: neutral(None, {}) = None  # type: ignore[valid-type]
 
@@ -465,6 +465,7 @@ class TokenizeChat(_Chat):
     """The body of `POST /tokenize` for a chat."""
 
     model: Annotated[str, Field(max_length=256)] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     return_token_strs: StrictBool | None = False
 
 
