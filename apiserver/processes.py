@@ -141,8 +141,8 @@ async def _serve_http(
     keys, tls = read_keys(settings.api_key_file), tls_context(settings.tls_cert, settings.tls_key)
     bodies = Bodies(settings.body_limit, settings.client_timeout)
     timeout, tool_format, answers = settings.request_timeout, settings.tool_call_parser, read_answers(settings.answers)
-    shown = settings.enable_prompt_tokens_details, settings.enable_sleep_mode
-    api = Api(engine, texts_of, bodies, timeout, keys, settings.hosts, tool_format, answers, *shown)
+    more = settings.enable_prompt_tokens_details, settings.enable_sleep_mode, settings.max_requests
+    api = Api(engine, texts_of, bodies, timeout, keys, settings.hosts, tool_format, answers, *more)
     api.load_tokenizer()
     runners, servers = [], []
     for place, port in enumerate(listening):

@@ -107,7 +107,7 @@ class Api:
     `hosts` are given, it must call the server by one of these names. `tool_format` is the format of tool calls that
     the model chooses to make; `auto` follows its chat template. A twin gives `answers`, if there are any. If
     `shows_cached`, OpenAI's `usage` has the cached tokens of prompts. If it `sleeps`, clients can send it
-    to sleep.
+    to sleep. The engine takes up to `most` requests at a time.
     """
 
     def __init__(
@@ -122,6 +122,7 @@ class Api:
         answers: GivenAnswers | None = None,
         shows_cached: bool = False,
         sleeps: bool = False,
+        most: int = 4096,
     ) -> None:
         self._engine = engine
         self._make_texts = texts
@@ -134,6 +135,7 @@ class Api:
         self._answers = answers
         self._shows_cached = shows_cached
         self._sleeps = sleeps
+        self._most = most
         self._grammars = GrammarWriter()
         self._created = int(time())
         self._unseeded = 0  # number of structured answers of a twin so far, the seed of those without one
@@ -398,7 +400,8 @@ class Api:
         async with self._bodies.take(request) as given:
             body = given.parse(CompletionRequest)
             about, texts = self._served(body.model)
-            check_answers(len(body.prompts), body.drawn, body.drawn_by if body.drawn > 1 else "prompt")
+            field = body.drawn_by if body.drawn > 1 else "prompt"
+            check_answers(len(body.prompts) * body.drawn, self._most, field)
             length = _length(body, about)
             for prompt in body.prompts:
                 if isinstance(prompt, str):
@@ -412,12 +415,11 @@ class Api:
             if not prompts:
                 raise Refusal(400, "prompt is missing; add it", "prompt")
             asked = [_asked(body, about, prompt, received_ns, _COMPLETION_TOKENS) for prompt in prompts]
-            check_work(body, asked)
             if self._answers is not None:
                 for one, said in zip(asked, body.prompts, strict=True):
                     self._answer(body, one, said if isinstance(said, str) else texts.decode(one.prompt))
             constraints = self._restricted(body, asked)
-        await self._constrained(asked, *constraints)
+        await self._constrained(body, asked, *constraints)
         return body, asked, CompletionStyle(_wording(body, texts)), echoes
 
     async def _chat(
@@ -428,14 +430,14 @@ class Api:
             asked_for = given.parse(kind)
             body = _as_chat(asked_for)
             about, texts = self._served(body.model)
+            check_answers(body.drawn, self._most, "n")
             prompt = await given.apart(partial(_chat_tokens, texts, _length(body, about), body))
             asked = [_asked(body, about, prompt, received_ns, None)]
-            check_work(body, asked)
             self._answer(body, asked[0], body.messages[-1].for_template()["content"])
             calls = body.calls or self._chosen_calls(body, about, texts, _PARSED_FOR.get(kind, "other"))
             style = ChatStyle(_wording(body, texts), body.role, calls, id_prefix=id_prefix)
             constraints = self._restricted(body, asked)
-        await self._constrained(asked, *constraints)
+        await self._constrained(body, asked, *constraints)
         return asked_for, body, asked, style
 
     def _chosen_calls(self, body: ChatRequest, about: About, texts: Texts, api: str) -> ChosenCalls | None:
@@ -480,8 +482,13 @@ class Api:
         body.drop_input()
         return constraint, preferred
 
-    async def _constrained(self, asked: Sequence[Add], constraint: str, preferred: str) -> None:
-        """Set the grammar of messages: that of `preferred`, if it has one, else that of `constraint`."""
+    async def _constrained(
+        self, body: CompletionRequest | ChatRequest, asked: Sequence[Add], constraint: str, preferred: str
+    ) -> None:
+        """Set the grammar of messages: that of `preferred`, if it has one, else that of `constraint`.
+
+        Raises Refusal if the messages, which are now whole, imply too much work.
+        """
         grammar = ""
         try:
             async with asyncio.timeout(self._deadline_s):
@@ -492,6 +499,7 @@ class Api:
             raise timed_out() from None
         for one in asked:
             one.grammar = grammar
+        check_work(body, asked)
 
     async def embeddings(self, request: web.Request) -> web.StreamResponse:
         """Answer `POST /v1/embeddings`."""
@@ -504,7 +512,7 @@ class Api:
             if body.dimensions is not None and body.dimensions > about.embedding_size:
                 what = f"dimensions: {body.dimensions} is more than the model's {about.embedding_size}"
                 raise Refusal(400, f"{what}; leave it out, or ask for fewer", "dimensions")
-            check_answers(len(body.prompts), 1, "input")
+            check_answers(len(body.prompts), self._most, "input")
             length = PromptLength(about.max_model_len)
             for text in body.prompts:
                 if isinstance(text, str):
