@@ -84,6 +84,7 @@ def test_a_compressed_body_is_refused_and_never_unpacked(keyed: Server, pack: Ca
         assert keyed.ask("POST", COMPLETE, bomb, Content_Encoding=coding).status == 401
         refused = keyed.ask("POST", COMPLETE, bomb, Content_Encoding=coding, Authorization="Bearer one")
         assert refused.status == 415 and "Content-Encoding" in refused.error["message"]
+    assert keyed.ask("POST", "/invocations", bomb, Content_Encoding=coding, Authorization="Bearer one").status == 415
     assert api_s(keyed) - began_s < 0.5, "ten of them take a second and more to unpack"
 
 
