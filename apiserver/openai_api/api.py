@@ -431,7 +431,8 @@ class Api:
             body = _as_chat(asked_for)
             about, texts = self._served(body.model)
             check_answers(body.drawn, self._most, "n")
-            prompt = await given.apart(partial(_chat_tokens, texts, _length(body, about), body))
+            length = _length(body, about, getattr(kind, "names", {}).get("max_completion_tokens", "max_tokens"))
+            prompt = await given.apart(partial(_chat_tokens, texts, length, body))
             asked = [_asked(body, about, prompt, received_ns, None)]
             self._answer(body, asked[0], body.messages[-1].for_template()["content"])
             calls = body.calls or self._chosen_calls(body, about, texts, _PARSED_FOR.get(kind, "other"))
@@ -690,12 +691,17 @@ def _check_vocabulary(tokens: Sequence[int], about: About, field: str) -> None:
         raise Refusal(400, f"{field}: token ids must be below {about.vocab_size}", field)
 
 
-def _length(body: Generation, about: About) -> PromptLength:
-    """Return the allowed length of a prompt; `truncate_prompt_tokens` -1 keeps all tokens that fit."""
+def _length(body: Generation, about: About, field: str = "max_tokens") -> PromptLength:
+    """Return the allowed length of a prompt; `truncate_prompt_tokens` -1 keeps all tokens that fit.
+
+    Raises Refusal if none would fit beside the answer, whose length the client states as `field`.
+    """
     most = body.truncate_prompt_tokens
     if most is None:
         return PromptLength(about.max_model_len)
-    most = about.max_model_len - (body.limit or 1) if most < 0 else most
+    if most < 0 and (most := about.max_model_len - (body.limit or 1)) < 1:
+        what = f"{field}: {body.limit} leaves no room for a prompt; ask for {about.max_model_len - 1} or fewer"
+        raise Refusal(400, what, field)
     return PromptLength(most, "first" if body.truncation_side == "right" else "last")
 
 

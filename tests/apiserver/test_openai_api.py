@@ -598,6 +598,9 @@ def test_responses_drop_the_beginning_of_a_conversation_that_is_too_long(server)
     assert server.ask("POST", "/v1/responses", asked).status == 400
     answered = server.ask("POST", "/v1/responses", {**asked, "truncation": "auto"}).document
     assert answered["truncation"] == "auto" and answered["usage"]["total_tokens"] <= 131_072
+    whole = {**asked, "max_output_tokens": 131_072, "truncation": "auto"}
+    assert server.ask("POST", "/v1/responses", whole).error["param"] == "max_output_tokens"
+    assert server.complete(max_tokens=131_073, truncate_prompt_tokens=-1).error["param"] == "max_tokens"
 
 
 def test_the_vocabulary_is_the_models_own(server):
