@@ -19,6 +19,7 @@ from tokentwin.apiserver.log import LOG, log_to_stderr
 from tokentwin.apiserver.settings import ServeSettings
 from tokentwin.serving.deployments.config import Deployment
 from tokentwin.serving.errors import UserError
+from tokentwin.serving.user_code.call_limit import print_error, watch
 from tokentwin.traces.live_recording import Place
 
 _WAKE = "inproc://wake"
@@ -54,6 +55,7 @@ def engine_main(engine: Engine, reports: Connection, orders: Connection) -> None
 
     spare_pandas()
     log_to_stderr()
+    watch(print_error)
     settings, deployment, place = engine.settings, engine.deployment, engine.place
     process: EngineProcess | None = None
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -139,8 +141,8 @@ async def _serve_http(
     keys, tls = read_keys(settings.api_key_file), tls_context(settings.tls_cert, settings.tls_key)
     bodies = Bodies(settings.body_limit, settings.client_timeout)
     timeout, tool_format, answers = settings.request_timeout, settings.tool_call_parser, read_answers(settings.answers)
-    shown = settings.enable_prompt_tokens_details, settings.enable_sleep_mode
-    api = Api(engine, texts_of, bodies, timeout, keys, settings.hosts, tool_format, answers, *shown)
+    more = settings.enable_prompt_tokens_details, settings.enable_sleep_mode, settings.max_requests
+    api = Api(engine, texts_of, bodies, timeout, keys, settings.hosts, tool_format, answers, *more)
     api.load_tokenizer()
     runners, servers = [], []
     for place, port in enumerate(listening):

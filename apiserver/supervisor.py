@@ -27,6 +27,7 @@ _YOUNG_S = 10.0  # a process that ends sooner than this has died young
 _MOST_YOUNG = 3  # number of young deaths in a row after which a process is not started again
 _LOOK_S = 0.5  # interval at which the supervisor checks whether it must stop
 _END_S = 5.0
+_AT_ONCE_S = 10.0  # time that the engine may take to end after the second signal, as when a policy hangs
 _TRIES = 100  # number of attempts to find consecutive free ports
 _ENGINE = "engine"
 _SPAWN = get_context("spawn")
@@ -147,13 +148,13 @@ class _Supervisor:
                 if process.exitcode is not None and not self._stops:
                     self._start_again(name, process)
         self._say("the server ends when the requests under way have ended; a second Ctrl-C ends it at once")
-        engine, passed_on = self._processes[_ENGINE], 0
-        while engine.exitcode is None:
-            if passed_on < self._stops:
-                passed_on = self._stops
-                with suppress(OSError):  # the process has just ended
-                    self._orders[_ENGINE].send_bytes(b"end")
-            engine.join(_LOOK_S)
+        engine, orders = self._processes[_ENGINE], self._orders[_ENGINE]
+        with suppress(OSError):  # the process has just ended
+            orders.send_bytes(b"end")
+            while self._stops == 1 and engine.exitcode is None:
+                engine.join(_LOOK_S)
+            orders.send_bytes(b"end")
+            engine.join(_AT_ONCE_S)
 
     def end(self) -> None:
         """End the processes that still run."""

@@ -38,7 +38,7 @@ from tokentwin.apiserver.openai_api.anthropic_messages import (
     MessagesRequest,
     error_document,
 )
-from tokentwin.apiserver.openai_api.api_keys import check_host, check_key, check_operator, host_name
+from tokentwin.apiserver.openai_api.api_keys import check_host, check_key, check_operator, host_name, is_local
 from tokentwin.apiserver.openai_api.bodies import Bodies
 from tokentwin.apiserver.openai_api.connection import expect
 from tokentwin.apiserver.openai_api.delivery import (
@@ -107,7 +107,7 @@ class Api:
     `hosts` are given, it must call the server by one of these names. `tool_format` is the format of tool calls that
     the model chooses to make; `auto` follows its chat template. A twin gives `answers`, if there are any. If
     `shows_cached`, OpenAI's `usage` has the cached tokens of prompts. If it `sleeps`, clients can send it
-    to sleep.
+    to sleep. The engine takes up to `most` requests at a time.
     """
 
     def __init__(
@@ -122,6 +122,7 @@ class Api:
         answers: GivenAnswers | None = None,
         shows_cached: bool = False,
         sleeps: bool = False,
+        most: int = 4096,
     ) -> None:
         self._engine = engine
         self._make_texts = texts
@@ -134,6 +135,7 @@ class Api:
         self._answers = answers
         self._shows_cached = shows_cached
         self._sleeps = sleeps
+        self._most = most
         self._grammars = GrammarWriter()
         self._created = int(time())
         self._unseeded = 0  # number of structured answers of a twin so far, the seed of those without one
@@ -192,13 +194,14 @@ class Api:
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path not in _OPEN:
             operates = request.path.startswith(_OF_OPERATORS)
-            if self._hosts or operates:
-                allowed = self._hosts or (host_name(request.host) or "",)
-                check_host(request.host, request.headers.get("Origin"), allowed)
             if self._keys:
                 check_key(request.headers.get("Authorization", request.headers.get("X-Api-Key", "")), self._keys)
             elif operates:
                 check_operator(request.path, request.remote, request.headers)
+            if self._hosts or operates:
+                name = host_name(request.host) or ""
+                allowed = self._hosts or ((name,) if self._keys or is_local(name) else ())
+                check_host(request.host, request.headers.get("Origin"), allowed)
         return await handler(request)
 
     @web.middleware
@@ -397,7 +400,8 @@ class Api:
         async with self._bodies.take(request) as given:
             body = given.parse(CompletionRequest)
             about, texts = self._served(body.model)
-            check_answers(len(body.prompts), body.drawn, body.drawn_by if body.drawn > 1 else "prompt")
+            field = body.drawn_by if body.drawn > 1 else "prompt"
+            check_answers(len(body.prompts) * body.drawn, self._most, field)
             length = _length(body, about)
             for prompt in body.prompts:
                 if isinstance(prompt, str):
@@ -411,12 +415,11 @@ class Api:
             if not prompts:
                 raise Refusal(400, "prompt is missing; add it", "prompt")
             asked = [_asked(body, about, prompt, received_ns, _COMPLETION_TOKENS) for prompt in prompts]
-            check_work(body, asked)
             if self._answers is not None:
                 for one, said in zip(asked, body.prompts, strict=True):
                     self._answer(body, one, said if isinstance(said, str) else texts.decode(one.prompt))
-            constraint = self._restricted(body, asked)
-        await self._constrained(asked, constraint)
+            constraints = self._restricted(body, asked)
+        await self._constrained(body, asked, *constraints)
         return body, asked, CompletionStyle(_wording(body, texts)), echoes
 
     async def _chat(
@@ -427,14 +430,15 @@ class Api:
             asked_for = given.parse(kind)
             body = _as_chat(asked_for)
             about, texts = self._served(body.model)
-            prompt = await given.apart(partial(_chat_tokens, texts, _length(body, about), body))
+            check_answers(body.drawn, self._most, "n")
+            length = _length(body, about, getattr(kind, "names", {}).get("max_completion_tokens", "max_tokens"))
+            prompt = await given.apart(partial(_chat_tokens, texts, length, body))
             asked = [_asked(body, about, prompt, received_ns, None)]
-            check_work(body, asked)
             self._answer(body, asked[0], body.messages[-1].for_template()["content"])
             calls = body.calls or self._chosen_calls(body, about, texts, _PARSED_FOR.get(kind, "other"))
             style = ChatStyle(_wording(body, texts), body.role, calls, id_prefix=id_prefix)
-            constraint = self._restricted(body, asked)
-        await self._constrained(asked, constraint)
+            constraints = self._restricted(body, asked)
+        await self._constrained(body, asked, *constraints)
         return asked_for, body, asked, style
 
     def _chosen_calls(self, body: ChatRequest, about: About, texts: Texts, api: str) -> ChosenCalls | None:
@@ -463,26 +467,40 @@ class Api:
             _, texts = self._served()
             asked.answer = texts.encode(self._answers.to(prompt))
 
-    def _restricted(self, body: CompletionRequest | ChatRequest, asked: Sequence[Add]) -> str:
-        """Set the rules of messages, drop what `body` holds only for them, and return the constraint of the answers."""
+    def _restricted(self, body: CompletionRequest | ChatRequest, asked: Sequence[Add]) -> tuple[str, str]:
+        """Set the rules of messages, and drop what `body` holds only for them.
+
+        Return the constraint of the answers, and a stricter one that a twin prefers: the schema in its prompt.
+        """
         about, texts = self._served()
         rules = _rules(body, about, texts)
         for one in asked:
             one.rules = rules
-        constraint = as_text(body.constraint)
-        if about.twin and constraint == as_text({"json": ANY_OBJECT}):
-            constraint = as_text({"json": body.schema_in_prompt() or ANY_OBJECT})
+        constraint, preferred = as_text(body.constraint), ""
+        if about.twin and constraint == as_text({"json": ANY_OBJECT}) and (schema := body.schema_in_prompt()):
+            with suppress(UserError):
+                preferred = as_text({"json": schema})
         body.drop_input()
-        return constraint
+        return constraint, preferred
 
-    async def _constrained(self, asked: Sequence[Add], constraint: str) -> None:
+    async def _constrained(
+        self, body: CompletionRequest | ChatRequest, asked: Sequence[Add], constraint: str, preferred: str
+    ) -> None:
+        """Set the grammar of messages: that of `preferred`, if it has one, else that of `constraint`.
+
+        Raises Refusal if the messages, which are now whole, imply too much work.
+        """
+        grammar = ""
         try:
             async with asyncio.timeout(self._deadline_s):
-                grammar = await self._grammars.write(constraint)
+                with suppress(UserError):  # what looks like a schema may be an example
+                    grammar = await self._grammars.write(preferred)
+                grammar = grammar or await self._grammars.write(constraint)
         except TimeoutError:
             raise timed_out() from None
         for one in asked:
             one.grammar = grammar
+        check_work(body, asked)
 
     async def embeddings(self, request: web.Request) -> web.StreamResponse:
         """Answer `POST /v1/embeddings`."""
@@ -495,7 +513,7 @@ class Api:
             if body.dimensions is not None and body.dimensions > about.embedding_size:
                 what = f"dimensions: {body.dimensions} is more than the model's {about.embedding_size}"
                 raise Refusal(400, f"{what}; leave it out, or ask for fewer", "dimensions")
-            check_answers(len(body.prompts), 1, "input")
+            check_answers(len(body.prompts), self._most, "input")
             length = PromptLength(about.max_model_len)
             for text in body.prompts:
                 if isinstance(text, str):
@@ -673,12 +691,17 @@ def _check_vocabulary(tokens: Sequence[int], about: About, field: str) -> None:
         raise Refusal(400, f"{field}: token ids must be below {about.vocab_size}", field)
 
 
-def _length(body: Generation, about: About) -> PromptLength:
-    """Return the allowed length of a prompt; `truncate_prompt_tokens` -1 keeps all tokens that fit."""
+def _length(body: Generation, about: About, field: str = "max_tokens") -> PromptLength:
+    """Return the allowed length of a prompt; `truncate_prompt_tokens` -1 keeps all tokens that fit.
+
+    Raises Refusal if none would fit beside the answer, whose length the client states as `field`.
+    """
     most = body.truncate_prompt_tokens
     if most is None:
         return PromptLength(about.max_model_len)
-    most = about.max_model_len - (body.limit or 1) if most < 0 else most
+    if most < 0 and (most := about.max_model_len - (body.limit or 1)) < 1:
+        what = f"{field}: {body.limit} leaves no room for a prompt; ask for {about.max_model_len - 1} or fewer"
+        raise Refusal(400, what, field)
     return PromptLength(most, "first" if body.truncation_side == "right" else "last")
 
 

@@ -58,13 +58,21 @@ def host_name(address: str) -> str | None:
         return None
 
 
+def is_local(host: str) -> bool:
+    """Return whether `host` always means this machine: no web page can give itself such a name."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address.is_loopback or address.is_unspecified
+
+
 def check_operator(path: str, remote: str | None, headers: Mapping[str, str]) -> None:
     """Raise Refusal unless a request without a key comes from this machine, and not through a proxy."""
     from tokentwin.apiserver.openai_api.refusal import Refusal
 
     proxied = "X-Forwarded-For" in headers or "Forwarded" in headers
-    address = ip_address(remote or "::")
-    local = getattr(address, "ipv4_mapped", None) or address
-    if proxied or not local.is_loopback:
+    if proxied or not is_local(remote or ""):
         what = f"{path} is for operators; call it on the server's machine, or start the server with --api-key-file"
         raise Refusal(403, what)

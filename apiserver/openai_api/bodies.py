@@ -103,10 +103,6 @@ class Bodies:
 
         Raises Refusal if the body does not arrive, or if there is no memory for it.
         """
-        if request.content_type != "application/json":
-            raise malformed(f"Content-Type: {request.content_type} is not read; send application/json")
-        if (coding := request.headers.get("Content-Encoding", "identity").lower()) != "identity":
-            raise Refusal(415, f"Content-Encoding: {coding[:40]} is not read; send the body as it is")
         mine = _Unfinished(asyncio.timeout(self._within_s))
         try:
             given = Given(data := await self._read(request, mine), self._threads)
@@ -144,6 +140,10 @@ class Bodies:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _read(self, request: web.Request, mine: _Unfinished) -> bytearray:
+        if request.content_type != "application/json":
+            raise malformed(f"Content-Type: {request.content_type} is not read; send application/json")
+        if (coding := request.headers.get("Content-Encoding", "identity").lower()) != "identity":
+            raise Refusal(415, f"Content-Encoding: {coding[:40]} is not read; send the body as it is")
         body: bytearray = request.get(_READ, bytearray())
         if not body and request.headers.get("Expect", "").lower() == "100-continue":
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")

@@ -465,6 +465,7 @@ class TokenizeChat(_Chat):
     """The body of `POST /tokenize` for a chat."""
 
     model: Annotated[str, Field(max_length=256)] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     return_token_strs: StrictBool | None = False
 
 

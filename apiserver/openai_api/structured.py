@@ -65,7 +65,8 @@ def schema_in(text: str) -> dict[str, Any] | None:
         except (ValueError, RecursionError):
             end = at + 1
         else:
-            found = value if isinstance(value.get("properties"), dict) else found
+            if isinstance(value.get("properties"), dict) and value.get("type", "object") == "object":
+                found = value
         at = text.find("{", end)
     return found
 

@@ -1,51 +1,57 @@
 """The work that one request may imply: one budget, in tokens, for the product of all its factors.
 
-It counts the tokens that each answer reads and writes, and its logprobs. A request at the limit takes some seconds of
-one core and some hundred megabytes.
+It counts what each answer reads and writes: tokens, logprobs, and the bytes of its constraint. A request at the limit
+takes some seconds of one core and some hundred megabytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokentwin.apiserver.messages import Add
+from tokentwin.apiserver.messages import Add, encode
 from tokentwin.apiserver.openai_api.protocol import ChatRequest, CompletionRequest
 from tokentwin.apiserver.openai_api.refusal import Refusal
 
 BUDGET = 1 << 23
 _ANSWER = 1 << 10  # what an answer costs beside its tokens
 _LOGPROB = 8  # what a logprob costs: it is written with the text and the rank of its token
+_BYTES = 4  # bytes of a grammar and rules that cost as much as a token: each answer carries them
 _NUMBERS = 4  # numbers of an embedding that cost as much as a token
 
 
-def check_answers(prompts: int, drawn: int, field: str) -> None:
-    """Raise Refusal if `drawn` answers to each of the prompts are too many, before the prompts are tokenised."""
-    if _ANSWER * prompts * drawn > BUDGET:
-        what = f"{prompts * drawn} answers are more than {BUDGET // _ANSWER} and too much for one request"
+def check_answers(answers: int, most: int, field: str) -> None:
+    """Raise Refusal if the answers are too many, before prompts are tokenised; an engine makes `most` at a time."""
+    most = min(most, BUDGET // _ANSWER)
+    if answers > most:
+        what = f"{answers} answers are more than {most} and too much for one request"
         raise Refusal(400, f"{field}: {what}; send several requests", field)
 
 
 def check_work(body: CompletionRequest | ChatRequest, asked: Sequence[Add]) -> None:
     """Raise Refusal if `asked`, the messages for the prompts of `body`, imply more work than one request may.
 
-    An answer whose length the client does not state becomes at most as long as the budget allows.
+    The messages have the same grammar and rules. An answer whose length the client does not state becomes at most as
+    long as the budget allows.
     """
     answers, read, written, logprobs = 0, 0, 0, 0
+    carried = len(encode((asked[0].grammar, asked[0].rules)))
+    each = _ANSWER + carried // _BYTES
     for one in asked:
         drawn, prompt, tokens = body.drawn, len(one.prompt), one.max_tokens
         repeated = prompt if body.return_token_ids or body.echo else 0
         of_prompt = 0 if one.prompt_logprobs is None else prompt * (1 + one.prompt_logprobs)
         of_token = 0 if one.logprobs is None else 1 + one.logprobs
         if one.open_ended:
-            left = BUDGET // drawn - _ANSWER - prompt - repeated - _LOGPROB * of_prompt
+            left = BUDGET // drawn - each - prompt - repeated - _LOGPROB * of_prompt
             tokens = one.max_tokens = max(min(tokens, left // (1 + _LOGPROB * of_token)), one.min_tokens, 1)
         answers += drawn
         read += drawn * prompt
         written += drawn * (tokens + repeated)
         logprobs += drawn * (of_prompt + of_token * tokens)
-    if _ANSWER * answers + read + written + _LOGPROB * logprobs > BUDGET:
+    if each * answers + read + written + _LOGPROB * logprobs > BUDGET:
         field = _factor(body, asked, _LOGPROB * logprobs > read + written)
         what = f"{answers} answers that read {read} tokens and write {written} tokens and {logprobs} logprobs"
+        what += f", each with {carried} bytes of grammar and rules,"
         raise Refusal(400, f"{field}: {what} are too much for one request; lower it, or send several requests", field)
 
 

@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from tokentwin.realengine.parallel.replica_pipe import Inbox
 from tokentwin.serving.errors import UserError
 from tokentwin.serving.python_process import without_main
+from tokentwin.serving.user_code.call_limit import watch
 
 _ENDING_S = 5.0  # time that a process may take to end by itself
 
@@ -89,6 +91,7 @@ class ReplicaProcess:
 
 def _run(serve: Callable[[Inbox, Connection], None], gpus: str | None, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; the parent says when to end
+    watch(partial(_say, pipe))
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # CUDA reads this when it is first used, which is later
     try:

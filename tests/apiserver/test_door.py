@@ -45,6 +45,10 @@ def test_orders_need_a_key_or_this_machine_and_no_page_gives_them(server: Server
         {"X_Forwarded_For": "203.0.113.9"},
     ):
         assert server.ask(method, path, body, **headers).status == 403, headers
+    rebound = f"evil.example:{port}"
+    assert server.ask(method, path, body, Host=rebound, Origin=f"http://{rebound}").status == 400
+    for local in ("localhost", "127.0.0.1", "[::1]"):
+        assert server.ask(method, path, body, Host=local, Origin=f"http://{local}").status == 200
     assert server.ask(method, path, body, Origin=f"http://{server.address[0]}:{port}").status == 200
     assert server.ask(method, path, body).status == 200
     for order, at, status in ((method, path, 403), ("GET", "/v1/models", 200)):
@@ -80,6 +84,7 @@ def test_a_compressed_body_is_refused_and_never_unpacked(keyed: Server, pack: Ca
         assert keyed.ask("POST", COMPLETE, bomb, Content_Encoding=coding).status == 401
         refused = keyed.ask("POST", COMPLETE, bomb, Content_Encoding=coding, Authorization="Bearer one")
         assert refused.status == 415 and "Content-Encoding" in refused.error["message"]
+    assert keyed.ask("POST", "/invocations", bomb, Content_Encoding=coding, Authorization="Bearer one").status == 415
     assert api_s(keyed) - began_s < 0.5, "ten of them take a second and more to unpack"
 
 

@@ -293,3 +293,31 @@ def test_a_recording_that_cannot_be_written_is_given_up_once(tmp_path, caplog):
         recording.add_request({"request_id": id, "status": "finished", "reason": "", "output_tokens": 3})
     recording.close()
     assert writer.discarded and caplog.text.count("the recording ends here") == 1
+
+
+HANGS = """
+import time
+from pathlib import Path
+from tokentwin.serving.policies.vllm import VllmScheduler
+from tokentwin.serving.user_code import call_limit
+
+call_limit.CALL_LIMIT_S = 0.3
+
+class Hangs(VllmScheduler):
+    def step_budget(self):
+        while Path(__file__).with_name("hangs").exists():
+            time.sleep(0.01)
+        return super().step_budget()
+"""
+
+
+def test_an_engine_whose_policy_hangs_is_started_again(tmp_path):
+    (tmp_path / "mine.py").write_text(HANGS)
+    hangs = tmp_path / "hangs"
+    with serving(tmp_path, *TWIN, "--policy", f"{tmp_path}/mine.py:Hangs") as server:
+        hangs.touch()
+        assert server.complete().status >= 500
+        hangs.unlink()
+        soon(lambda: answered(server))
+        assert "call: 'schedule()': has not returned after 0.3 s, the limit of one call" in server.said
+        assert "the process engine has ended (exit code 2); it is started again" in server.said

@@ -10,6 +10,7 @@ import pytest
 from tests.apiserver.served import TWIN, serving
 from tokentwin.apiserver.messages import Add, Output
 from tokentwin.apiserver.openai_api.delivery import at_intervals
+from tokentwin.apiserver.openai_api.structured import schema_in
 from tokentwin.apiserver.twin import AnswerLengths
 
 WORDS = [{"role": "user", "content": "Hello"}]
@@ -569,6 +570,24 @@ def test_json_of_a_twin_follows_the_schema_that_its_prompt_describes(server, for
         assert isinstance(person["name"], str) and isinstance(person["age"], int)
 
 
+LOOK_LIKE_SCHEMAS = (
+    {"type": "Feature", "properties": {"name": "Berlin"}},
+    {"properties": {"name": "Berlin"}},
+    {"properties": {"name": {"enum": ["a" * 300_000]}}},
+)
+
+
+@pytest.mark.parametrize("example", LOOK_LIKE_SCHEMAS, ids=lambda example: str(example)[:40])
+def test_an_object_in_the_prompt_that_is_no_schema_does_not_matter(server, example):
+    pytest.importorskip("llguidance")
+    said = [{"role": "user", "content": f"Give JSON like {json.dumps(example)}"}]
+    form = {"response_format": {"type": "json_object"}, "max_tokens": 90, "truncate_prompt_tokens": 100}
+    chat = server.ask("POST", "/v1/chat/completions", {"messages": said, **form})
+    assert isinstance(json.loads(chat.choice["message"]["content"]), dict)
+    feature = json.dumps(LOOK_LIKE_SCHEMAS[0])
+    assert schema_in(f"{json.dumps(PERSON)} for {feature}") == PERSON and schema_in(feature) is None
+
+
 def test_a_constraint_in_two_spellings_is_refused(server):
     refused = server.chat(guided_regex="a", structured_outputs={"regex": "a"})
     assert "guided_regex" in refused.error["message"]
@@ -579,6 +598,9 @@ def test_responses_drop_the_beginning_of_a_conversation_that_is_too_long(server)
     assert server.ask("POST", "/v1/responses", asked).status == 400
     answered = server.ask("POST", "/v1/responses", {**asked, "truncation": "auto"}).document
     assert answered["truncation"] == "auto" and answered["usage"]["total_tokens"] <= 131_072
+    whole = {**asked, "max_output_tokens": 131_072, "truncation": "auto"}
+    assert server.ask("POST", "/v1/responses", whole).error["param"] == "max_output_tokens"
+    assert server.complete(max_tokens=131_073, truncate_prompt_tokens=-1).error["param"] == "max_tokens"
 
 
 def test_the_vocabulary_is_the_models_own(server):

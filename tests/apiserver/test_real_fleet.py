@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from multiprocessing import Pipe
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tokentwin.apiserver.real_fleet import RealFleet
 from tokentwin.realengine.parallel.replica_process import ReplicaProcess
 from tokentwin.serving.deployments.config import Deployment
 from tokentwin.serving.errors import UserError
+from tokentwin.serving.user_code import call_limit
 from tokentwin.sim.router import find_router
 
 ABOUT = About("m", 100, [], "", 50, False, 16, {"num_blocks": 4, "deployment": Deployment().model_dump_json()})
@@ -167,3 +169,17 @@ def test_an_engine_that_ends_is_started_again_while_another_serves(front: Front)
     with pytest.raises(UserError, match="replica 0"):  # none serves: the server's supervisor starts all again
         front.fleet.turn()
     assert front.engines[2].pipe.closed and not front.metrics._lives
+
+
+def hang(*pipe: Any) -> None:
+    call_limit.CALL_LIMIT_S = call_limit.GRACE_S = 0.1
+    call_limit.limited(sleep, 1e6)
+
+
+def test_an_engine_whose_policy_hangs_says_so_and_ends() -> None:
+    process = ReplicaProcess(0, hang)
+    with pytest.raises(UserError, match="has not returned after"):
+        process.heard()
+    with pytest.raises(UserError, match="lost"):
+        process.heard()
+    process.close()

@@ -216,10 +216,13 @@ def test_refusals_and_timeouts_are_its_exceptions(real: Real, client: openai.Ope
     with pytest.raises(openai.RateLimitError) as refused:
         client.completions.create(prompt="Hello", **GREEDY)
     assert refused.value.response.headers["Retry-After"] == "1"
-    for stream in streams:
+    for stream in streams[1:]:
         stream.close()
     with pytest.raises(openai.RateLimitError):  # of all, when there is not room for each
-        client.completions.create(prompt="Hello", n=5, **{**ENDLESS, "temperature": 1})
+        client.completions.create(prompt="Hello", n=3, **{**ENDLESS, "temperature": 1})
+    streams[0].close()
+    with pytest.raises(openai.BadRequestError, match="n: 4 answers are more than 3"):  # and there never is
+        client.completions.create(prompt="Hello", n=4, **{**ENDLESS, "temperature": 1})
     patient = real.client(max_retries=20)
     patient.completions.create(prompt="Hello", max_tokens=1, **GREEDY)  # until those before are gone
     with real.client(timeout=0.3, max_retries=20) as hurried, pytest.raises(openai.APITimeoutError):

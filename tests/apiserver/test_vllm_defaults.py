@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.vllm.environment import PYTHON, environment, needs_vllm
-from tokentwin.apiserver.openai_api.protocol import ChatRequest, CompletionRequest
+from tokentwin.apiserver.openai_api.protocol import ChatRequest, CompletionRequest, TokenizeChat
 
 
 def fields(names: str, value: Any) -> dict[str, Any]:
@@ -70,17 +70,23 @@ CHAT = {
     "tool_choice": "none",
     "top_logprobs": 0,
 }
+TOKENIZE = {
+    **fields("chat_template chat_template_kwargs media_io_kwargs mm_processor_kwargs model tools", None),
+    **fields("add_special_tokens continue_final_message return_token_strs", False),
+    "add_generation_prompt": True,
+}
 NEUTRAL = {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0}
 KINDS = {
     "completion": (CompletionRequest, {"prompt": "a"}, COMPLETION),
     "chat": (ChatRequest, {"messages": [{"role": "user", "content": "a"}]}, CHAT),
+    "tokenize": (TokenizeChat, {"messages": [{"role": "user", "content": "a"}]}, TOKENIZE),
 }
 
 
 @pytest.mark.parametrize("endpoint", sorted(KINDS))
 def test_a_default_of_vllm_is_no_reason_to_refuse(endpoint: str) -> None:
     kind, needed, defaults = KINDS[endpoint]
-    for given in (defaults, NEUTRAL):
+    for given in (defaults, {} if kind is TokenizeChat else NEUTRAL):
         for name, value in given.items():
             assert kind.model_validate_json(json.dumps({**needed, name: value})), name
         assert kind.model_validate_json(json.dumps({**needed, **given}))

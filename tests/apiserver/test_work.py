@@ -22,6 +22,7 @@ from tokentwin.apiserver.openai_api.json_pieces import PIECE, json_pieces
 from tokentwin.apiserver.openai_api.protocol import CompletionRequest
 from tokentwin.apiserver.openai_api.refusal import Refusal
 from tokentwin.apiserver.openai_api.work import BUDGET, check_work
+from tokentwin.realengine.logit_rules import LogitRules
 
 MOST_S, MOST_MB = 1.0, 500
 LONG = 130_000  # tokens of a prompt
@@ -53,9 +54,13 @@ factors = st.fixed_dictionaries(
         "echo": st.booleans(),
         "stream": st.booleans(),
         "return_token_ids": st.booleans(),
+        "schema": st.sampled_from([0, 250_000]),
+        "allowed": st.sampled_from([0, 4096]),
     }
 )
 ONE: dict[str, Any] = {"tokens": LONG, "prompts": 1, "max_tokens": 1}
+COUNTS = ("n", "max_tokens", "prompts", "tokens", "schema", "allowed")
+LITTLE: dict[str, Any] = {**ONE, "tokens": 1}
 
 
 @given(factors)
@@ -65,14 +70,21 @@ ONE: dict[str, Any] = {"tokens": LONG, "prompts": 1, "max_tokens": 1}
 @example({**ONE, "n": 128})
 @example({**ONE, "n": 128, "echo": True})
 @example({**ONE, "n": 7, "tokens": 30_000, "echo": True, "logprobs": 1, "stream": True})
-@example({**ONE, "tokens": 1, "prompts": 32, "n": 128})
-@example({**ONE, "tokens": 1, "prompts": 4096})
-@example({**ONE, "tokens": 1, "prompts": 4096, "n": 128})
-@example({**ONE, "tokens": 1, "prompts": 500_000})
+@example({**LITTLE, "prompts": 32, "n": 128})
+@example({**LITTLE, "prompts": 4096})
+@example({**LITTLE, "prompts": 4096, "n": 128})
+@example({**LITTLE, "prompts": 500_000})
+@example({**LITTLE, "n": 5000})
+@example({**LITTLE, "n": 4000, "schema": 250_000})
+@example({**LITTLE, "n": 4000, "allowed": 4096})
 @examples(0.2)
 def test_health_answers_beside_any_product_of_factors(server: Server, factors: dict[str, Any]) -> None:
     tokens, prompts = factors["tokens"], factors["prompts"]
     given = {name: value for name, value in factors.items() if name not in ("tokens", "prompts")}
+    if size := given.pop("schema", 0):
+        given["structured_outputs"] = {"json": {"const": 1, "description": "a" * size}}
+    if allowed := given.pop("allowed", 0):
+        given["allowed_token_ids"] = list(range(allowed))
     if given.get("stream"):
         given.pop("prompt_logprobs", None)
     prompt = [[5 + at % 90] * tokens for at in range(min(prompts, 500_000 // tokens))]
@@ -93,7 +105,7 @@ def test_health_answers_beside_any_product_of_factors(server: Server, factors: d
     assert peak_mb(server) - rest < MOST_MB
 
 
-@given(factors, st.sampled_from(["n", "max_tokens", "logprobs", "prompt_logprobs", "prompts", "tokens"]))
+@given(factors, st.sampled_from([*COUNTS, "logprobs", "prompt_logprobs"]))
 @examples(5)
 def test_more_of_any_factor_is_more_work(factors: dict[str, Any], more: str) -> None:
     def refused(factors: dict[str, Any]) -> bool:
@@ -101,6 +113,7 @@ def test_more_of_any_factor_is_more_work(factors: dict[str, Any], more: str) -> 
         body = CompletionRequest(prompt="a", **{name: factors[name] for name in names})
         one = Add(0, [1] * factors["tokens"], factors["max_tokens"], 0, logprobs=factors["logprobs"])
         one.prompt_logprobs = factors["prompt_logprobs"]
+        one.grammar, one.rules = "a" * factors["schema"], LogitRules(allowed=(1,) * factors["allowed"])
         try:
             check_work(body, [one] * factors["prompts"])
         except Refusal:
@@ -110,7 +123,8 @@ def test_more_of_any_factor_is_more_work(factors: dict[str, Any], more: str) -> 
     larger = {**factors, more: (factors[more] or 0) + 1}
     assert refused(larger) or not refused(factors)
     rows = factors["n"] * factors["prompts"]
-    if rows * (factors["tokens"] + factors["max_tokens"]) > BUDGET:
+    read = factors["tokens"] + (factors["schema"] + factors["allowed"]) // 4
+    if rows * (read + factors["max_tokens"]) > BUDGET:
         assert refused(factors)
 
 
