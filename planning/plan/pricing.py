@@ -92,8 +92,7 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
     named = request.gpus or ((learnt.gpu,) if learnt is not None else ())
     if not named:
         raise UserError("gpu", None, "is missing; give at least one candidate, e.g. --gpu H100,H200")
-    known = base_deployment(calibration, *named).model_copy(update={"fleet": None})
-    base = described(request.deployment, known)
+    base = described(request.deployment, base_deployment(calibration).model_copy(update={"fleet": None}))
     if request.model:
         base = base.model_copy(update={"model": request.model})
     if request.deployment is None or not request.deployment.scheduler.states("max_model_len"):
@@ -106,6 +105,7 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
         request.prices,
         request.variations,
         Split.listed(request.splits or ("none",), encoders=base.multimodal is not None),
+        learnt,
     )
     return Candidates(engines, ruled_out, KernelPricing(learnt, common_prefix(workload.requests)))
 
