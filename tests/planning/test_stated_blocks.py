@@ -13,6 +13,7 @@ import tokentwin
 from tokentwin.planning.deployments import read_deployment, with_settings
 from tokentwin.planning.priced_scenario import price_scenario
 from tokentwin.planning.sweep.dataset import FORMAT
+from tokentwin.planning.sweep.estimate import sweep_estimate
 from tokentwin.planning.sweep.results import SweepResults
 from tokentwin.planning.sweep.settings import SweepSettings
 from tokentwin.planning.sweep.sweep import Sweep
@@ -71,6 +72,26 @@ def test_every_run_of_a_sweep_has_what_it_varies(tmp_path: Path) -> None:
     assert swept(BOTH, tmp_path / "base") == [999]
     half, most = swept(BOTH, tmp_path / "memory", **{MEMORY: [0.5, 0.9]})
     assert 999 < half < most
+
+
+def test_a_swept_share_of_memory_replaces_the_blocks_of_a_pool(tmp_path: Path) -> None:
+    pool = {"deployment": {"gpu_memory_utilization": 0.9, "scheduler": {"num_blocks": 700}}}
+    whole = {**BOTH, "scheduler": {}, "fleet": {"pools": [pool]}}
+    path = "deployment.fleet.pools.0.deployment."
+    assert swept(whole, tmp_path / "blocks", **{f"{path}scheduler.num_blocks": [600, 800]}) == [599, 799]
+    half, most = swept(whole, tmp_path / "memory", **{f"{path}gpu_memory_utilization": [0.5, 0.9]})
+    assert 699 < half < most
+
+
+@pytest.mark.parametrize("scheduler", [None, "x", [1]])
+def test_a_scheduler_that_is_no_mapping_is_refused_in_one_line(scheduler: Any) -> None:
+    run = {"deployment": {"scheduler": scheduler}, "gpu": "H100", "workload": TRAFFIC}
+    settings = parse(SweepSettings, {"base": run, "grid": {MEMORY: [0.5, 0.9]}}, where="sweep")
+    for refused in (lambda: Sweep.from_settings(settings), lambda: sweep_estimate(settings)):
+        with pytest.raises(UserError, match="scheduler: "):
+            refused()
+    with pytest.raises(UserError, match="scheduler: "):
+        with_settings(Deployment(), {"scheduler": scheduler, "gpu_memory_utilization": 0.5})
 
 
 def test_both_at_once_are_refused() -> None:
