@@ -103,6 +103,16 @@ def test_both_at_once_are_refused() -> None:
         with_settings(Deployment(), {"num_blocks": 600, "gpu_memory_utilization": 0.5})
 
 
+def test_an_impossible_pair_ends_no_other_run_of_the_sweep() -> None:
+    base = {"deployment": {**BOTH, "scheduler": {}}, "gpu": "H100", "workload": TRAFFIC}
+    settings = parse(SweepSettings, {"base": base, "grid": {BLOCKS: [2000, None], MEMORY: [None, 0.5]}}, where="sweep")
+    made = [(*run.parameters.values(), run.error) for run in Sweep.from_settings(settings).points]
+    good, pair, neither, (blocks, share, error) = made
+    assert good == (2000, None, "") and pair[:2] == (2000, 0.5) and neither[:2] == (None, None)
+    assert "cannot be combined with gpu_memory_utilization" in pair[2] and "num_blocks: " in neither[2]
+    assert blocks > 2000 and share == 0.5 and not error
+
+
 def test_more_than_the_memory_of_a_gpu_is_refused(tmp_path: Path) -> None:
     """20 TB of KV on one L40S, wherever it is stated."""
     memory = {"model": "Llama-3.1-8B", "device": "cuda", "scheduler": {"num_blocks": 10_000_000}}
