@@ -50,18 +50,13 @@ def resolved(
             remedy = "cannot be used here; give scheduler.num_blocks, which the real engine prints when it starts"
             raise UserError("gpu_memory_utilization", memory, remedy)
         return with_kv_groups(deployment), ""
-    deployment = as_learnt(deployment, gpu, learnt)
-    memory = deployment.gpu_memory_utilization
-    if not deployment.states("gpu_memory_utilization") and not deployment.scheduler.states("num_blocks"):
-        memory = UTILIZATION
-    sized = deployment.model_copy(update={"gpu_memory_utilization": memory})
-    sized, defaults = with_engine_defaults(sized, gpu)
+    sized, defaults = with_engine_defaults(as_learnt(deployment, gpu, learnt), gpu)
     sized, model = with_kv_groups(sized), find_model(sized.model)
     if encodes:
         check_encoder(model, gpu, sized)
         return sized.model_copy(update={"gpu_memory_utilization": None}), ""
     capacity = kv_capacity(model, gpu, sized)
-    if memory is None:
+    if sized.gpu_memory_utilization is None:
         capacity.check_stated(sized.scheduler.num_blocks)
     else:
         capacity.check(sized)
@@ -124,20 +119,19 @@ def base_deployment(calibration: str | None) -> Deployment:
 
 
 def as_learnt(deployment: Deployment, gpu: GpuSpec, learnt: Learnt | None) -> Deployment:
-    """Return `deployment` with the quantization and KV blocks of `learnt`, as far as they hold and none are stated.
+    """Return `deployment` with quantization and KV blocks of `learnt` where it states none.
 
-    Its quantization holds for its model. Its blocks hold for the same GPU, weights, KV and sizes; otherwise blocks
-    follow from the memory.
+    The quantization holds for the same model, the blocks for the same GPU, weights, KV and sizes. Otherwise the blocks
+    follow from the usual share of memory.
     """
-    if learnt is None:
-        return deployment
-    known = learnt.learnt_as
+    known = learnt.learnt_as if learnt else deployment
     if deployment.model == known.model and not deployment.states("quantization"):
         deployment = deployment.model_copy(update={"quantization": known.quantization})
     if deployment.gpu_memory_utilization is not None or deployment.scheduler.states("num_blocks"):
         return deployment
-    same = all(getattr(deployment, name) == getattr(known, name) for name in _SIZED_BY) and gpu == find_gpu(learnt.gpu)
-    if same and known.scheduler.states("num_blocks") and deployment.scheduler.block_size == known.scheduler.block_size:
+    same = all(getattr(deployment, name) == getattr(known, name) for name in _SIZED_BY)
+    same = same and deployment.scheduler.block_size == known.scheduler.block_size
+    if learnt and same and gpu == find_gpu(learnt.gpu) and known.scheduler.states("num_blocks"):
         return deployment.rescheduled(num_blocks=known.scheduler.num_blocks)
     return deployment.model_copy(update={"gpu_memory_utilization": UTILIZATION})
 

@@ -19,7 +19,7 @@ from tokentwin.planning.deployments import described, long_enough, with_settings
 from tokentwin.planning.plan.candidates import Engine, RuledOut, Split, candidate_engines, shown_settings
 from tokentwin.planning.plan.request import PlanRequest
 from tokentwin.planning.plan.trial import Pricing
-from tokentwin.planning.resolution import base_deployment, calibration_in
+from tokentwin.planning.resolution import base_deployment, calibration_in, timed_by
 from tokentwin.serving.deployments.gpu_spec import find_gpu
 from tokentwin.serving.errors import UserError
 from tokentwin.serving.scheduler import find_policy
@@ -77,18 +77,15 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
         if names.setdefault(name := policy.rpartition("/")[2], policy) != policy:
             raise UserError("policy", name, "is in two files; give the files or the classes other names")
     calibration = request.calibration
-    learnt: Learnt | None = None
-    if calibration is not None:
-        given = None if names_own_cost(calibration) else calibration_in(calibration)
-        if given is None or isinstance(given, Calibration):
-            if request.gpus or request.tensor_parallel_sizes or request.model or request.splits:
-                remedy = (
-                    "is a calibration of one engine, which fixes model, GPU, tensor-parallel size and split; "
-                    "leave these options out"
-                )
-                raise UserError("calibration", calibration, remedy)
-            return _of_our_engine(calibration, request)
-        learnt = given
+    learnt = None if calibration is None else timed_by(calibration, None)[1]
+    if calibration is not None and learnt is None:
+        if request.gpus or request.tensor_parallel_sizes or request.model or request.splits:
+            remedy = (
+                "is a calibration of one engine, which fixes model, GPU, tensor-parallel size and split; "
+                "leave these options out"
+            )
+            raise UserError("calibration", calibration, remedy)
+        return _of_our_engine(calibration, request)
     named = request.gpus or ((learnt.gpu,) if learnt is not None else ())
     if not named:
         raise UserError("gpu", None, "is missing; give at least one candidate, e.g. --gpu H100,H200")
