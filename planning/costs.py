@@ -114,7 +114,7 @@ def _on_gpu(gpu: str, learnt: Learnt | None, deployment: Deployment, shared_pref
         predicted_cost,
     )
 
-    made, defaults = resolved(deployment, find_gpu(gpu), encodes)
+    made, defaults = resolved(deployment, find_gpu(gpu), learnt, encodes)
     cost = predicted_cost(gpu, made, learnt).with_shared_prefix(0 if encodes else shared_prefix)
     return Priced(made, observed(cost), identity(gpu, learnt), defaults)
 

@@ -34,7 +34,6 @@ FLAGS = (
 ENGINES = ("tokentwin", "vllm")  # engines that can make a real run
 _OF_THE_REAL_ENGINE = ("device", "threads", "attention")
 _ROUND = 1024  # the length of the longest request is rounded up to a multiple of this number of tokens
-_MEMORY, _BLOCKS = "deployment.gpu_memory_utilization", "deployment.scheduler.num_blocks"
 _NOT_BOTH = "cannot be combined with gpu_memory_utilization; give one of them"
 
 
@@ -152,8 +151,8 @@ def with_settings(base: Deployment, settings: Mapping[str, Any]) -> Deployment:
 def overridden(base: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of `base` with each value set at its path; missing mappings along the path are created.
 
-    The deployment's KV blocks and its share of memory replace each other. Raises UserError for both, and for a wrong
-    path.
+    KV blocks and the share of memory of a deployment, or of a pool, replace each other. Raises UserError for both, and
+    for a wrong path.
     """
     config = deepcopy(base)
     for path, value in overrides.items():
@@ -170,12 +169,15 @@ def overridden(base: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
             node[last] = deepcopy(value)
         else:
             raise UserError(path, node, "is a single value in base; make it a mapping there, or vary the whole of it")
-    if overrides.get(_MEMORY) is not None:
-        if overrides.get(_BLOCKS) is not None:
-            raise UserError(_BLOCKS, overrides[_BLOCKS], _NOT_BOTH)
-        found_at(config, "deployment.scheduler", {}).pop("num_blocks", None)
-    elif overrides.get(_BLOCKS) is not None:
-        config["deployment"]["gpu_memory_utilization"] = None
+    for path in (path for path, value in overrides.items() if value is not None):
+        where, _, name = path.rpartition(".")
+        if name == "gpu_memory_utilization":
+            if overrides.get(blocks := f"{where}.scheduler.num_blocks") is not None:
+                raise UserError(blocks, overrides[blocks], _NOT_BOTH)
+            if isinstance(scheduler := found_at(config, f"{where}.scheduler"), dict):
+                scheduler.pop("num_blocks", None)
+        elif path == "deployment.scheduler.num_blocks":  # a pool's blocks precede its share in any case
+            config["deployment"]["gpu_memory_utilization"] = None
     return config
 
 

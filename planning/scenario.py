@@ -114,7 +114,7 @@ class Scenario(Request):
         from tokentwin.planning.resolution import base_deployment
         from tokentwin.traces.synth import parse_spec, synthesise
 
-        made = described(self.deployment, base_deployment(self.calibration, self.gpu))
+        made = described(self.deployment, base_deployment(self.calibration))
         return with_room(made, synthesise(parse_spec(self.room))) if self.room else made
 
     @property

@@ -173,7 +173,7 @@ def _scenarios(request: CompareRequest) -> list[list[PricedScenario]]:
     sides = []
     for side in (request.a, request.b):
         calibration, gpu = side.calibration or timing.calibration, side.gpu or timing.gpu
-        base = base_deployment(calibration, gpu)
+        base = base_deployment(calibration)
         if timing.model is not None:
             if timing.model not in models():
                 raise UserError("model", timing.model, f"must be one of {', '.join(models())}")

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import gcd
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokentwin.planning.deployments import with_settings
 from tokentwin.serving.deployments.config import Deployment
@@ -21,6 +21,9 @@ from tokentwin.serving.deployments.fleet import FleetConfig, PoolConfig, RouterC
 from tokentwin.serving.deployments.gpu_spec import GpuSpec, find_gpu
 from tokentwin.serving.deployments.kv_layout import kv_tokens
 from tokentwin.serving.errors import UserError
+
+if TYPE_CHECKING:
+    from tokentwin.calibration.steps.external_calibration import Learnt
 
 _SEARCHED = 5  # maximum number of engines of a replica in the search, prefill and decode together
 _SIZES = {  # the sizes in an engine's name, with their short names
@@ -176,15 +179,17 @@ def candidate_engines(
     prices: Mapping[str, float],
     variations: Sequence[Mapping[str, Any]] = ({},),
     splits: Sequence[Split | None] = (None,),
+    learnt: Learnt | None = None,
 ) -> tuple[list[Engine], list[RuledOut]]:
     """Return every combination of GPUs, sizes, policies, settings and splits, and the combinations that do not fit.
 
-    Settings that neither the scheduler section of `base` nor a variation states are the engine's defaults on that GPU.
+    Settings that neither the scheduler section of `base` nor a variation states are those of `learnt` that hold for the
+    candidate, or else the engine's defaults on that GPU.
     `prices` are dollars per GPU-hour by name of the GPU, and replace the catalogue's. Raises UserError for a price of a
     GPU that no candidate has, and if no combination of settings is valid. Too little memory raises no error: such a
     combination does not fit.
     """
-    from tokentwin.planning.resolution import resolved  # loads calibrations
+    from tokentwin.planning.resolution import as_learnt, resolved  # loads calibrations
 
     for name in prices:
         if name not in gpus:
@@ -209,7 +214,7 @@ def candidate_engines(
             raise UserError("split", split.name, "has encoders, which need multimodal in the deployment; set it")
     combined = product(gpus.items(), tensor_parallel_sizes, policies, bases, splits)
     for (name, gpu), tp, policy, (varied, shown), split in combined:
-        stated = varied.model_copy(update={"tensor_parallel_size": tp, "policy": policy})
+        stated = as_learnt(varied.model_copy(update={"tensor_parallel_size": tp, "policy": policy}), gpu, learnt)
         engine = Engine(name, prices.get(name, gpu.usd_per_hour), stated, shown, split)
         try:
             stated.check_nodes()

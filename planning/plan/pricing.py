@@ -19,7 +19,7 @@ from tokentwin.planning.deployments import described, long_enough, with_settings
 from tokentwin.planning.plan.candidates import Engine, RuledOut, Split, candidate_engines, shown_settings
 from tokentwin.planning.plan.request import PlanRequest
 from tokentwin.planning.plan.trial import Pricing
-from tokentwin.planning.resolution import base_deployment, calibration_in
+from tokentwin.planning.resolution import base_deployment, calibration_in, timed_by
 from tokentwin.serving.deployments.gpu_spec import find_gpu
 from tokentwin.serving.errors import UserError
 from tokentwin.serving.scheduler import find_policy
@@ -77,23 +77,19 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
         if names.setdefault(name := policy.rpartition("/")[2], policy) != policy:
             raise UserError("policy", name, "is in two files; give the files or the classes other names")
     calibration = request.calibration
-    learnt: Learnt | None = None
-    if calibration is not None:
-        given = None if names_own_cost(calibration) else calibration_in(calibration)
-        if given is None or isinstance(given, Calibration):
-            if request.gpus or request.tensor_parallel_sizes or request.model or request.splits:
-                remedy = (
-                    "is a calibration of one engine, which fixes model, GPU, tensor-parallel size and split; "
-                    "leave these options out"
-                )
-                raise UserError("calibration", calibration, remedy)
-            return _of_our_engine(calibration, request)
-        learnt = given
+    learnt = None if calibration is None else timed_by(calibration, None)[1]
+    if calibration is not None and learnt is None:
+        if request.gpus or request.tensor_parallel_sizes or request.model or request.splits:
+            remedy = (
+                "is a calibration of one engine, which fixes model, GPU, tensor-parallel size and split; "
+                "leave these options out"
+            )
+            raise UserError("calibration", calibration, remedy)
+        return _of_our_engine(calibration, request)
     named = request.gpus or ((learnt.gpu,) if learnt is not None else ())
     if not named:
         raise UserError("gpu", None, "is missing; give at least one candidate, e.g. --gpu H100,H200")
-    known = base_deployment(calibration, *named).model_copy(update={"fleet": None})
-    base = described(request.deployment, known)
+    base = described(request.deployment, base_deployment(calibration).model_copy(update={"fleet": None}))
     if request.model:
         base = base.model_copy(update={"model": request.model})
     if request.deployment is None or not request.deployment.scheduler.states("max_model_len"):
@@ -106,6 +102,7 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
         request.prices,
         request.variations,
         Split.listed(request.splits or ("none",), encoders=base.multimodal is not None),
+        learnt,
     )
     return Candidates(engines, ruled_out, KernelPricing(learnt, common_prefix(workload.requests)))
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from tokentwin.planning.deployments import overridden
 from tokentwin.planning.progress import in_words
+from tokentwin.planning.resolution import resolved_fleet
 from tokentwin.planning.scenario import Scenario
 from tokentwin.planning.sweep.settings import Overrides, SweepSettings
 from tokentwin.serving.answers.figures import counted
 from tokentwin.serving.deployments.config import parse
-from tokentwin.serving.deployments.gpu_spec import find_gpu
 from tokentwin.serving.errors import UserError
 
 # Seconds of one CPU with the compiled core: 0.06 to 0.07 s for 100 requests and 0.35 to 0.46 s for 2,000 (2026-11-28)
@@ -53,8 +53,7 @@ def sweep_estimate(settings: SweepSettings, jobs: int | None = None) -> str:
 def _requests(settings: SweepSettings, overrides: Overrides) -> float | None:
     """Return the number of requests of a run; None for a long trace. Raises UserError if it cannot be made."""
     scenario = parse(Scenario, overridden(settings.base, overrides), where="base", typed=True)
-    if scenario.gpu is not None:
-        find_gpu(scenario.gpu)
+    resolved_fleet(scenario.described(), scenario.calibration, scenario.gpu)
     if (spec := scenario.synthetic) is not None:
         return spec.expected_requests
     limit: int | None = scenario.workload["limit"]

@@ -73,9 +73,9 @@ def points(settings: SweepSettings) -> list[Point]:
     whole: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {}
     first_error: UserError | None = None
     for overrides, seed in variations:
-        config = overridden(settings.base, overrides)
-        error, defaults = "", tuple[str, ...]()
+        config, error, defaults = settings.base, "", tuple[str, ...]()
         try:
+            config = overridden(settings.base, overrides)
             scenario = parse(Scenario, config, where="base", typed=True)
             key = canonical([config.get("deployment"), scenario.calibration, scenario.gpu, scenario.room])
             if key not in whole:
@@ -88,6 +88,7 @@ def points(settings: SweepSettings) -> list[Point]:
         except UserError as wrong:
             error, first_error, full = str(wrong), first_error or wrong, config
         parameters = {path: found_at(config, path, found_at(full, path)) for path in paths}
+        parameters |= overrides if error else {}
         if seed is not None:
             full, parameters[SEED] = _seeded(full, seed), seed
         point = Point(full, parameters, error, defaults)

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -18,8 +17,8 @@ from hypothesis import strategies as st
 from tests.budget import examples
 from tests.planning.sweep_samples import SCHEDULER, calibrated
 from tokentwin.calibration.steps import external_calibration
+from tokentwin.calibration.steps.measured_runs import MeasuredRuns
 from tokentwin.dashboard.deployment_text import keep_deployment, kept_deployment
-from tokentwin.planning import resolution
 from tokentwin.planning.compare.request import Side
 from tokentwin.planning.compare.runs import side_scenarios
 from tokentwin.planning.deployments import read_deployment
@@ -30,7 +29,7 @@ from tokentwin.planning.resolution import base_deployment, resolved, resolved_fl
 from tokentwin.planning.scenario import Scenario
 from tokentwin.planning.sweep.settings import read_sweep
 from tokentwin.planning.sweep.sweep import Sweep
-from tokentwin.serving.deployments.config import Deployment, SchedulerConfig, parse
+from tokentwin.serving.deployments.config import Deployment, parse
 from tokentwin.serving.deployments.gpu_spec import find_gpu, gpus
 from tokentwin.serving.deployments.model_catalogue import models
 from tokentwin.serving.errors import UserError
@@ -128,8 +127,9 @@ def of_the_page(stated: dict[str, Any], by: Timed, folder: Path) -> Deployment:
 
 def of_a_plan(stated: dict[str, Any], by: Timed, folder: Path) -> Deployment:
     """A plan makes room for its longest request, so only a stated length can be the same."""
-    source = {"calibration": by["calibration"], "prices": {"cpu": 1}} if "calibration" in by else {"gpus": [by["gpu"]]}
-    asked = {"traffic": TRAFFIC, "slos": ["ttft_ms p99<=500"], "deployment": stated, **source}
+    source = {"gpus": [by["gpu"]]} if "gpu" in by else {"prices": {"cpu": 1}}
+    asked = {"traffic": TRAFFIC, "slos": ["ttft_ms p99<=500"], "deployment": stated, **by, **source}
+    asked.pop("gpu", None)
     (engine,) = priced_candidates(parse(PlanRequest, asked, "plan"), Workload(())).engines or [None]
     if engine is None:
         raise UserError("gpu", by["gpu"], "rules it out")
@@ -210,19 +210,45 @@ def test_a_calibration_supplies_what_is_not_stated(stated: dict[str, Any], tmp_p
         assert_same(way(stated, by, tmp_path), expected, way)
 
 
+CALIBRATED: dict[str, Any] = {"model": "Llama-3.1-8B", "device": "cuda", "quantization": "fp8"}
+LIMITS = {"max_num_seqs": 7, "max_model_len": 4096}
+
+
 @pytest.mark.parametrize(
-    ("gpus", "blocks"), [((), 9000), (("H100",), 9000), (("L40S",), None), (("H100", "L40S"), None)]
+    ("changed", "gpu", "blocks"),
+    [
+        ({}, "H100", 9000),
+        ({"policy": "fair", "scheduler": {"max_num_batched_tokens": 512}}, "H100", 9000),
+        ({}, "H200", None),
+        ({"model": "Llama-3.2-1B"}, "H100", None),
+        ({"quantization": "none"}, "H100", None),
+        ({"kv_cache_dtype": "fp8"}, "H100", None),
+        ({"tensor_parallel_size": 4}, "H100", None),
+        ({"pipeline_parallel_size": 2}, "H100", None),
+        ({"scheduler": {"block_size": 32}}, "H100", None),
+        ({"gpu_memory_utilization": 0.9}, "H100", None),
+    ],
 )
-def test_the_blocks_of_a_calibration_are_those_of_its_gpu(gpus: tuple[str, ...], blocks: int | None) -> None:
-    scheduler = SchedulerConfig(num_blocks=9000, max_num_seqs=7)
-    learnt = SimpleNamespace(gpu="H100", learnt_as=Deployment(model="Llama-3.1-8B", scheduler=scheduler))
-    with patch.object(resolution, "calibration_in", lambda _: learnt):
-        made = base_deployment("of/a/server", *gpus)
-    assert made.scheduler.max_num_seqs == 7
-    if blocks is None:
-        assert made.gpu_memory_utilization == 0.9 and not made.scheduler.states("num_blocks")
-    else:
-        assert made.scheduler.num_blocks == blocks
+def test_a_calibration_supplies_quantization_to_its_model_and_blocks_to_its_memory(
+    changed: dict[str, Any], gpu: str, blocks: int | None, tmp_path: Path
+) -> None:
+    learnt = json.dumps(CALIBRATED | {"scheduler": LIMITS | {"num_blocks": 9000}})
+    MeasuredRuns("H100", learnt, (), (), "", "").save(tmp_path)
+    own = {} if "model" in changed else {"quantization": "fp8"}
+    alone: dict[str, Any] = {**CALIBRATED, "quantization": "none", **own, "gpu_memory_utilization": 0.9, **changed}
+    alone["scheduler"] = LIMITS | changed.get("scheduler", {}) | ({"num_blocks": blocks} if blocks else {})
+    stated = changed | {"scheduler": {"max_model_len": 4096} | changed.get("scheduler", {})}
+    fleet = {"fleet": {"pools": [{"name": "pool", "deployment": changed, "gpu": gpu}]}}
+    with patch.object(external_calibration, "predicted_cost", lambda *_: NoTime()):
+        expected = of_python(alone, {"gpu": gpu}, tmp_path)
+        for way in WAYS:
+            assert_same(way(stated, {"calibration": str(tmp_path), "gpu": gpu}, tmp_path), expected, way)
+        whole, _ = resolved_fleet(parse(Scenario, {"deployment": fleet, "calibration": str(tmp_path),
+                                  "workload": TRAFFIC}, "simulate").described(), str(tmp_path), None)  # fmt: skip
+        for deployment in (parse(Deployment, fleet, "d"), whole):  # also as a sweep has it
+            run = {"deployment": deployment.as_stated(), "calibration": str(tmp_path), "workload": TRAFFIC}
+            (pool,) = parse(Scenario, run, "simulate").priced().all_pools
+            assert_same(pool.deployment, expected, way)
 
 
 @examples(5)

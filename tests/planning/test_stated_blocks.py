@@ -13,6 +13,7 @@ import tokentwin
 from tokentwin.planning.deployments import read_deployment, with_settings
 from tokentwin.planning.priced_scenario import price_scenario
 from tokentwin.planning.sweep.dataset import FORMAT
+from tokentwin.planning.sweep.estimate import sweep_estimate
 from tokentwin.planning.sweep.results import SweepResults
 from tokentwin.planning.sweep.settings import SweepSettings
 from tokentwin.planning.sweep.sweep import Sweep
@@ -73,6 +74,26 @@ def test_every_run_of_a_sweep_has_what_it_varies(tmp_path: Path) -> None:
     assert 999 < half < most
 
 
+def test_a_swept_share_of_memory_replaces_the_blocks_of_a_pool(tmp_path: Path) -> None:
+    pool = {"deployment": {"gpu_memory_utilization": 0.9, "scheduler": {"num_blocks": 700}}}
+    whole = {**BOTH, "scheduler": {}, "fleet": {"pools": [pool]}}
+    path = "deployment.fleet.pools.0.deployment."
+    assert swept(whole, tmp_path / "blocks", **{f"{path}scheduler.num_blocks": [600, 800]}) == [599, 799]
+    half, most = swept(whole, tmp_path / "memory", **{f"{path}gpu_memory_utilization": [0.5, 0.9]})
+    assert 699 < half < most
+
+
+@pytest.mark.parametrize("scheduler", [None, "x", [1]])
+def test_a_scheduler_that_is_no_mapping_is_refused_in_one_line(scheduler: Any) -> None:
+    run = {"deployment": {"scheduler": scheduler}, "gpu": "H100", "workload": TRAFFIC}
+    settings = parse(SweepSettings, {"base": run, "grid": {MEMORY: [0.5, 0.9]}}, where="sweep")
+    for refused in (lambda: Sweep.from_settings(settings), lambda: sweep_estimate(settings)):
+        with pytest.raises(UserError, match="scheduler: "):
+            refused()
+    with pytest.raises(UserError, match="scheduler: "):
+        with_settings(Deployment(), {"scheduler": scheduler, "gpu_memory_utilization": 0.5})
+
+
 def test_both_at_once_are_refused() -> None:
     grid = {BLOCKS: [600, 800], MEMORY: [0.5, 0.9]}
     settings = {"base": {"deployment": BOTH, "gpu": "H100", "workload": TRAFFIC}, "grid": grid}
@@ -80,6 +101,16 @@ def test_both_at_once_are_refused() -> None:
         Sweep.from_settings(parse(SweepSettings, settings, where="sweep"))
     with pytest.raises(UserError, match="num_blocks: 600: cannot be combined with gpu_memory_utilization"):
         with_settings(Deployment(), {"num_blocks": 600, "gpu_memory_utilization": 0.5})
+
+
+def test_an_impossible_pair_ends_no_other_run_of_the_sweep() -> None:
+    base = {"deployment": {**BOTH, "scheduler": {}}, "gpu": "H100", "workload": TRAFFIC}
+    settings = parse(SweepSettings, {"base": base, "grid": {BLOCKS: [2000, None], MEMORY: [None, 0.5]}}, where="sweep")
+    made = [(*run.parameters.values(), run.error) for run in Sweep.from_settings(settings).points]
+    good, pair, neither, (blocks, share, error) = made
+    assert good == (2000, None, "") and pair[:2] == (2000, 0.5) and neither[:2] == (None, None)
+    assert "cannot be combined with gpu_memory_utilization" in pair[2] and "num_blocks: " in neither[2]
+    assert blocks > 2000 and share == 0.5 and not error
 
 
 def test_more_than_the_memory_of_a_gpu_is_refused(tmp_path: Path) -> None:

@@ -77,6 +77,24 @@ def test_an_estimate_checks_every_value_in_few_runs(axes: dict[str, set[int]], e
     assert sweep_estimate(settings, 1).startswith(f"{settings.runs} run")
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"deployment": {"model": "nope"}}, "model: 'nope': "),
+        ({"calibration": "nodir"}, "calibration: 'nodir"),
+        ({"gpu": "nope"}, "gpu: 'nope': "),
+        ({"deployment": {"fleet": {"pools": [{"gpu": "nope"}]}}}, "gpu: 'nope': "),
+        ({"deployment": {"model": "Llama-3.1-70B"}}, "gpu: .*: has room for"),
+    ],
+)
+def test_an_estimate_refuses_what_the_sweep_refuses(more: dict[str, Any], message: str) -> None:
+    spec = {"requests": 10, "arrivals": {"kind": "poisson", "rate": 1}, "prompt": 9, "output": 9}
+    settings = parse(SweepSettings, {"base": {"gpu": "H100", "workload": spec, **more}}, where="FILE")
+    for refused in (points, sweep_estimate):
+        with pytest.raises(UserError, match=message):
+            refused(settings)
+
+
 def test_what_an_entry_does_not_name_is_as_in_base(folder: Path) -> None:
     runs = made(folder, list=[{"replicas": 2}, {RATE: 7}])
     assert [run.parameters for run in runs] == [{"replicas": 2, RATE: 20}, {"replicas": None, RATE: 7}]

@@ -65,7 +65,7 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
     settings = requested(ServeSettings, {**asked, "twin": twin})
     if twin:
         refuse_engine_flags(flags)
-    otherwise = base_deployment(settings.calibration, settings.gpu) if twin else None
+    otherwise = base_deployment(settings.calibration) if twin else None
     if not twin and flags["device"] is None and Path("/dev/nvidiactl").exists():
         otherwise = served().model_copy(update={"model": Deployment().model})  # the GPU of this machine
     deployment = read_deployment(deployment_file, flags, otherwise)

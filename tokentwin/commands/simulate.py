@@ -86,7 +86,7 @@ def simulate(
     calibration, gpu, replicas, router = (given.pop(name) for name in ("calibration", "gpu", "replicas", "router"))
     site = {name: given.pop(name) for name in ("pue", "grid_gco2_per_kwh")}
     check_timed(calibration, gpu)
-    deployment = read_deployment(deployment_file, given, base_deployment(calibration, gpu))
+    deployment = read_deployment(deployment_file, given, base_deployment(calibration))
     fleet = with_fleet(deployment, replicas, router)
     if acceptance is not None:
         fleet = _accepting(fleet, acceptance)

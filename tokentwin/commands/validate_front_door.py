@@ -60,7 +60,7 @@ def front_door(
     from tokentwin.serving.front_door import FrontDoor
 
     check_timed(calibration, gpu)
-    stated = read_deployment(deployment_file, flags, base_deployment(calibration, gpu))
+    stated = read_deployment(deployment_file, flags, base_deployment(calibration))
     deployment = with_fleet(stated, replicas, router)
     scenario = {"deployment": deployment, "gpu": gpu, "calibration": calibration}
     door = FrontDoor.load(front_door)
