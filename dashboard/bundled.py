@@ -15,7 +15,7 @@ from typing import Any
 from tokentwin.dashboard.library import RECORDING, find
 from tokentwin.planning.diagnose.request import DiagnoseRequest
 
-SAMPLES = Path(__file__).with_name("samples")
+SAMPLES = Path(__file__).resolve().with_name("samples")
 DEMO = SAMPLES / "demo"
 DEMO_ON_VLLM = SAMPLES / "demo-vllm"
 PAIR = SAMPLES / "compared"

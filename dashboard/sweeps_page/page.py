@@ -33,7 +33,7 @@ from tokentwin.serving.answers.figures import counted
 from tokentwin.serving.errors import UserError
 
 SAMPLE = "bundled: Llama-3.1-8B on two GPUs"
-_SAMPLES = Path(__file__).parents[1] / "samples"
+_SAMPLES = Path(__file__).resolve().parents[1] / "samples"
 _MOST = len(SERIES)
 _LISTED = 30  # number of values up to which they are listed one by one
 _NONE = "nothing"

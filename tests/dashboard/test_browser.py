@@ -17,7 +17,7 @@ PAGES = {
     "step": ("The time of one engine step", 2, 10),
     "your-server": ("What the server is", 2, 20),
     "trust": ("TTFT p50 -3.1 %", 2, 20),
-    "claims": ("Under your conditions", 1, 3),
+    "claims": ("Results of each case", 1, 3),
     "calibration": ("Comparison of GPUs", 3, 30),
     "sweeps": ("Ask in SQL", 1, 10),
     "glossary": ("vllm:time_to_first_token_seconds", 0, 0),

@@ -59,16 +59,6 @@ def test_a_comparison_of_other_traffic_says_so_beside_the_plan(tmp_path, started
     assert ("The comparison below is not of this plan" in shown(app)) == said
 
 
-def test_a_claim_takes_the_planned_model_and_gpu(tmp_path: Path, plan: Planned) -> None:
-    app = opened("claims", tmp_path, plan=EXAMPLE)
-    (button,) = [button for button in app.button if button.label.startswith("Use the model")]
-    button.click().run()
-    best = plan.answer.recommendation
-    assert best is not None and not app.exception
-    chosen = {box.label: box.value for box in app.selectbox}
-    assert (chosen["Model"], chosen["GPU"]) == (plan.model, plan.answer.gpu_of(best))
-
-
 def test_a_run_of_a_planned_fleet_is_held_against_the_slos_of_its_plan(tmp_path: Path) -> None:
     metrics = RunMetrics.from_recording(Recording.load(RUN_SAMPLE))
     ttft = float(np.nanpercentile(metrics.values("ttft_ms"), 99, method="inverted_cdf"))

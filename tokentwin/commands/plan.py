@@ -34,7 +34,7 @@ options = options_of(PlanRequest, FleetRequest)
 @options_of(FleetRequest, required=False)("--replicas")
 @click.option(
     "--measured",
-    type=click.Path(path_type=Path),
+    type=click.Path(),
     multiple=True,
     help="A run measured on your own server, which corrects the predicted step times (a file or folder that `calibrate "
     "--from-measured` reads); can be repeated.",
@@ -46,9 +46,7 @@ options = options_of(PlanRequest, FleetRequest)
     help="Number of simulations that run at the same time; by default one for each CPU.",
 )
 @answering
-def plan(
-    jobs: int | None, measured: tuple[Path, ...], replicas: int | None, output: AnswerOutput, **given: Any
-) -> None:
+def plan(jobs: int | None, measured: tuple[str, ...], replicas: int | None, output: AnswerOutput, **given: Any) -> None:
     """Find the cheapest fleet that meets every SLO on TRAFFIC.
 
     TRAFFIC is a trace, a recording, or a YAML specification for `tokentwin trace synth`. Without it, --prompt and
@@ -94,7 +92,7 @@ def plan(
         requested(PlanRequest, given) if replicas is None else requested(FleetRequest, given | {"replicas": replicas})
     )
     if measured:
-        request = _with_measured(request, measured)
+        request = _with_measured(request, tuple(map(Path, measured)))
     if isinstance(request, FleetRequest):
         with telling() as tell:
             borne = most_clients(request, jobs=jobs, tell=tell)
