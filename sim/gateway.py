@@ -38,7 +38,7 @@ class Arrivals:
         self._offer = offer
         self._alarm: Alarm | None = None
         self._alarm_ns = 0
-        self._await_next()
+        self._await(clients.next_ns)
 
     @property
     def exhausted(self) -> bool:
@@ -48,23 +48,23 @@ class Arrivals:
     def ended(self, request: WorkloadRequest) -> None:
         """Record that `request` leaves now, which may make another request due."""
         self._clients.ended(request, self._clock.now_ns)
-        self._await_next()
+        self._await(self._clients.next_ns)
 
-    def _await_next(self) -> None:
-        next_ns = self._clients.next_ns
+    def _await(self, next_ns: int | None) -> None:
         if next_ns is None or (self._alarm is not None and self._alarm_ns <= next_ns):
             return
-        self._alarm_ns = max(next_ns, self._clock.now_ns)
+        now_ns = self._clock.now_ns
+        self._alarm_ns = next_ns if next_ns > now_ns else now_ns
         self._alarm = Alarm(self._clock, self._alarm_ns, ARRIVAL, self._arrive)
 
     def _arrive(self, alarm: Alarm) -> None:
         if alarm is not self._alarm:
             return
-        clock, clients = self._clock, self._clients
-        while (next_ns := clients.next_ns) is not None and next_ns <= clock.now_ns:
+        clients, now_ns = self._clients, self._clock.now_ns
+        while (next_ns := clients.next_ns) is not None and next_ns <= now_ns:
             self._offer(clients.pop())
         self._alarm = None
-        self._await_next()
+        self._await(next_ns)
 
 
 class _Visit:
